@@ -1,0 +1,168 @@
+"""The front door: one function for every mechanism, with the shapes and masks of torch's scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from hyla.attention import eager
+from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
+from hyla.errors import ConfigError, check
+
+Backend = Literal["auto", "eager"]
+
+
+def choose_backend(backend: Backend = "auto") -> str:
+    """The backend that a call with this setting runs on; a run's config records it."""
+    check(backend in get_args(Backend), "backend", backend, f"choose from {', '.join(get_args(Backend))}")
+    return "eager"
+
+
+def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Bool[Tensor, "queries keys"]:
+    """True where a query may attend to a key, aligned bottom-right: the last query sees every key."""
+    ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return ones.tril(num_keys - num_queries)
+
+
+def split_mask(
+    mask: Shaped[Tensor, "..."], score_dtype: torch.dtype
+) -> tuple[Bool[Tensor, "..."], Float[Tensor, "..."] | None]:
+    """(allowed, additive) of a boolean or additive mask.
+
+    In an additive mask -inf and anything below half of the dtype's lowest number (`finfo.min`, as some libraries write;
+    float32's in a float64 mask) mean "masked": added to a score that is not passed through a softmax they would be values.
+    """
+    if mask.dtype == torch.bool:
+        return mask, None
+    check(mask.is_floating_point(), "mask", mask.dtype, "boolean (True = may attend) or floating point (added to scores)")
+    lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
+    allowed = mask > lowest / 2
+    return allowed, mask.masked_fill(~allowed, 0.0).to(score_dtype)
+
+
+def _score_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """`[..., H, Q, K]`, whose leading sizes are those of all three, broadcast."""
+    leading = [tuple(tensor.shape[:-3]) for tensor in (query, key, value)]
+    try:
+        batch = torch.broadcast_shapes(*leading)
+    except RuntimeError:
+        raise ConfigError(f"leading sizes of query, key and value do not fit: {leading}") from None
+    return (*batch, *query.shape[-3:-1], key.shape[-2])
+
+
+def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether `tensor` broadcasts to `shape` without enlarging it."""
+    pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    return tensor.dim() <= len(shape) and all(size in (1, whole) for size, whole in pairs)
+
+
+def _round_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float16:  # unnormalised sums over many keys can exceed 65504: the largest number, not inf
+        limit = torch.finfo(dtype).max
+        tensor = tensor.clamp(-limit, limit)
+    return tensor.to(dtype)
+
+
+def hyper_attention(
+    query: Float[Tensor, "*batch heads queries qk_depth"],
+    key: Float[Tensor, "*key_batch kv_heads keys key_depth"],
+    value: Float[Tensor, "*value_batch value_heads value_keys depth"],
+    bias: Float[Tensor, "..."] | None = None,
+    mask: Shaped[Tensor, "..."] | None = None,
+    causal: bool = False,
+    mechanism: str = "hyla",
+    *,
+    score_norm: ScoreNorm | None = None,
+    value_network: ValueNetwork | None = None,
+    value_weights: Sequence[Float[Tensor, "heads depth depth"]] = (),
+    dropout: float = 0.0,
+    dropout_shared: bool = False,
+    scale: float | None = None,
+    return_codes: bool = False,
+    backend: Backend = "auto",
+) -> Any:
+    """Attention as a hypernetwork (P1): scores, latent codes, the value network they configure, summed over keys.
+
+        s[h,q,k] = scale q[h,q].k[h,k] + bias[h,q,k],   a = normalise(s)          the latent code of the pair (q,k)
+        x[q,k]   = phi(sum_h a[h,q,k] v[h,k])                                     the value network's hidden layer
+        x[q,k]   = phi(sum_h a[h,q,k] W_h x[q,k])       for each W in value_weights
+        out[h,q] = sum_k a[h,q,k] x[q,k]                (depth 1, ordinary attention: sum_k a[h,q,k] v[h,k])
+
+    Args:
+        query: `[..., H, Q, D]`.
+        key: `[..., Hkv, K, D]`; H must be a multiple of Hkv, whose heads are repeated before the codes (grouped heads).
+        value: `[..., Hkv, K, Dv]`.
+        bias: finite numbers that broadcast to `[..., H, Q, K]`, added to the scaled scores.
+        mask: broadcasts to `[..., H, Q, K]`; boolean (True = may attend) or additive (-inf and `finfo.min` = masked). The
+            code of a masked pair is exactly 0 in every mechanism; a query without any key gives exactly 0.
+        causal: a query sees no later key, aligned bottom-right: with fewer queries than keys the last query sees every
+            key; with more, the leading queries see none. May be combined with `mask`.
+        mechanism: a name of `hyla.attention.MECHANISMS`; `score_norm` and `value_network` replace its parts.
+        value_weights: `depth - 2` tensors `[H, Dv, Dv]` (outputs, inputs), the further layers of the value network.
+        dropout: probability of dropping codes, after normalisation; the caller passes 0 in evaluation.
+        dropout_shared: one dropout mask `[Q, K]` for the whole batch and all heads (the public code's).
+        scale: of the scores; 1/sqrt(D) by default.
+        return_codes: also return the codes `[..., H, Q, K]`, before dropout; the output is the same.
+        backend: `auto` or a name; a backend asked for by name that cannot run raises an error.
+
+    Returns:
+        `[..., H, Q, Dv]` in the dtype of `value`, before any output projection; with `return_codes` a pair of it and the
+        codes. Statistics over heads and sums over keys are float32 or better; a float16 result beyond 65504 (possible
+        where codes are not normalised over keys) is returned as 65504.
+
+    Raises:
+        ConfigError (a ValueError): shapes that do not fit, an unknown mechanism, a wrong number of `value_weights`.
+    """
+    chosen = resolve_mechanism(mechanism, score_norm, value_network)
+    heads, num_queries, qk_depth = query.shape[-3:]
+    kv_heads, num_keys = key.shape[-3:-1]
+    check(key.shape[-1] == qk_depth, "key", tuple(key.shape), f"its last size must be the query's, {qk_depth}")
+    fits = value.shape[-3:-1] == key.shape[-3:-1]
+    check(fits, "value", tuple(value.shape), f"heads and keys must be those of the key, {tuple(key.shape[-3:-1])}")
+    repeats = kv_heads > 0 and heads % kv_heads == 0
+    check(repeats, "key", tuple(key.shape), f"the query's {heads} heads must be a multiple of its {kv_heads} heads")
+    needed = chosen.value_network.num_further_weights
+    if len(value_weights) != needed:
+        depth = chosen.value_network.depth
+        check(False, "value_weights", f"{len(value_weights)} tensors", f"depth {depth} takes {needed} [H, Dv, Dv]")
+    shape = (heads, value.shape[-1], value.shape[-1])
+    for weight in value_weights:
+        check(tuple(weight.shape) == shape, "value_weights", tuple(weight.shape), f"[H, Dv, Dv] is {shape} here")
+    check(0.0 <= dropout < 1.0, "dropout", dropout, "a probability from 0 up to, not including, 1")
+    choose_backend(backend)
+    score_shape = _score_shape(query, key, value)
+    for field, tensor in (("bias", bias), ("mask", mask)):
+        if tensor is not None and not _broadcasts(tensor, score_shape):
+            check(False, field, tuple(tensor.shape), f"must broadcast to [..., H, Q, K], {score_shape} here")
+
+    if kv_heads != heads:
+        key = key.repeat_interleave(heads // kv_heads, dim=-3)
+        value = value.repeat_interleave(heads // kv_heads, dim=-3)
+    allowed = None
+    if mask is not None:
+        allowed, additive = split_mask(mask, torch.promote_types(query.dtype, torch.float32))
+        if additive is not None:
+            bias = additive if bias is None else bias + additive
+    if causal:
+        causal_QK = causal_mask(num_queries, num_keys, query.device)
+        allowed = causal_QK if allowed is None else allowed & causal_QK
+
+    out, codes = eager.attention(
+        query,
+        key,
+        value,
+        chosen,
+        scale=1.0 / math.sqrt(qk_depth) if scale is None else scale,
+        bias=bias,
+        allowed=allowed,
+        value_weights=value_weights,
+        dropout=dropout,
+        dropout_shared=dropout_shared,
+    )
+    out = _round_to(out, value.dtype)
+    return (out, _round_to(codes, query.dtype)) if return_codes else out

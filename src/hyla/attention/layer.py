@@ -1,0 +1,198 @@
+"""Multi-head attention as an ordinary module: the projections, positions and masks around `hyper_attention`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+
+from hyla.attention.functional import Backend, choose_backend, hyper_attention
+from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
+from hyla.attention.positions import RelativeBias, rotate
+from hyla.errors import check
+
+Positions = Literal["none", "t5", "rotary"]
+
+# Standard deviation of a standard normal truncated at 2: drawing from `std / TRUNCATED_STD` gives variance std**2.
+TRUNCATED_STD = 0.87962566103423978
+
+
+def init_fan_in_(weight: Tensor, fan_in: int) -> None:
+    """Truncated normal with variance 1/fan_in, cut at two standard deviations of the parent normal (P1's public code)."""
+    std = fan_in**-0.5 / TRUNCATED_STD
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+class MultiHeadAttention(nn.Module):
+    """Self- or cross-attention with any mechanism (P1, sections 2 and 3). All mechanisms of depth 1 and 2 have the same
+    parameters, those of ordinary attention.
+
+    Args:
+        embed_dim: width E of the tokens that ask, and of the output.
+        num_heads: H, which is also the size of the latent code.
+        mechanism, score_norm, value_network: as in :func:`hyla.attention.hyper_attention`.
+        num_kv_heads: heads of keys and values; H by default, fewer are shared by H / num_kv_heads query heads.
+        qk_dim, v_dim: totals over the query heads; E by default. Each key/value head is as wide as a query head.
+        context_dim: width of the tokens attended to in cross-attention; E by default.
+        bias: biases in all four projections.
+        dropout: attention dropout on the codes, in training mode. dropout_shared: see `hyper_attention`.
+        positions: `none`; `t5`, a relative bias per layer with `num_buckets`, `max_distance` and `bidirectional`; or
+            `rotary`.
+        backend: as in `hyper_attention`.
+
+    Raises ConfigError where widths do not divide by heads or a name is unknown.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        mechanism: str = "hyla",
+        score_norm: ScoreNorm | None = None,
+        value_network: ValueNetwork | None = None,
+        num_kv_heads: int | None = None,
+        qk_dim: int | None = None,
+        v_dim: int | None = None,
+        context_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        dropout_shared: bool = False,
+        positions: Positions = "none",
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = False,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        qk_dim, v_dim = embed_dim if qk_dim is None else qk_dim, embed_dim if v_dim is None else v_dim
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for field, width in (("qk_dim", qk_dim), ("v_dim", v_dim)):
+            divides = width >= num_heads >= 1 and width % num_heads == 0
+            check(divides, field, width, f"must be a multiple of num_heads = {num_heads}")
+        shares = num_kv_heads >= 1 and num_heads % num_kv_heads == 0
+        check(shares, "num_kv_heads", num_kv_heads, f"must divide num_heads = {num_heads}")
+        check(0.0 <= dropout < 1.0, "dropout", dropout, "a probability from 0 up to, not including, 1")
+        choices = get_args(Positions)
+        check(positions in choices, "positions", positions, f"choose from {', '.join(choices)}")
+        choose_backend(backend)
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self.qk_depth, self.v_depth = qk_dim // num_heads, v_dim // num_heads
+        self.mechanism = resolve_mechanism(mechanism, score_norm, value_network)
+        self.dropout, self.dropout_shared = dropout, dropout_shared
+        self.positions, self.backend = positions, backend
+        check(positions != "rotary" or self.qk_depth % 2 == 0, "qk_dim", qk_dim, "rotary needs an even width per head")
+
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        source_dim = embed_dim if context_dim is None else context_dim
+        self.q_proj = nn.Linear(embed_dim, qk_dim, bias=bias, **where)
+        self.k_proj = nn.Linear(source_dim, num_kv_heads * self.qk_depth, bias=bias, **where)
+        self.v_proj = nn.Linear(source_dim, num_kv_heads * self.v_depth, bias=bias, **where)
+        self.out_proj = nn.Linear(v_dim, embed_dim, bias=bias, **where)
+        shape = (num_heads, self.v_depth, self.v_depth)
+        self.value_weights = nn.ParameterList(
+            nn.Parameter(torch.empty(shape, **where)) for _ in range(self.mechanism.value_network.num_further_weights)
+        )
+        self.relative_bias = None
+        if positions == "t5":
+            self.relative_bias = RelativeBias(num_heads, num_buckets, max_distance, bidirectional).to(**where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """P1's initialisation: truncated normal with variance 1/fan_in, biases 0. The further layers of a deeper value
+        network, which the public code lacks, take fan_in = H Dv like the output projection: they too sum over heads."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            init_fan_in_(projection.weight, projection.in_features)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        for weight in self.value_weights:
+            init_fan_in_(weight, self.num_heads * self.v_depth)
+        if self.relative_bias is not None:
+            self.relative_bias.reset_parameters()
+
+    def extra_repr(self) -> str:
+        network = self.mechanism.value_network
+        return f"score_norm={self.mechanism.score_norm}, depth={network.depth}, activation={network.activation}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch queries width"],
+        context: Float[Tensor, "*batch keys context_width"] | None = None,
+        *,
+        mask: Shaped[Tensor, "..."] | None = None,
+        key_mask: Bool[Tensor, "*batch keys"] | None = None,
+        causal: bool = False,
+        bias: Float[Tensor, "..."] | None = None,
+        select: slice | None = None,
+        return_codes: bool = False,
+    ) -> Any:
+        """Output `[..., Q, E]`, or the pair (output, codes `[..., H, Q, K]`) with `return_codes`.
+
+        context: tokens to attend to (cross-attention); `x` itself by default. mask: broadcasts to `[..., H, Q, K]`,
+        boolean (True = may attend) or additive. key_mask: `[..., K]`, True = a real token, False = padding. bias: added to
+        the scaled scores besides the layer's own. select: only these queries are computed (Q is then their number);
+        positions, `mask` and `bias` still refer to all queries.
+        """
+        source = x if context is None else context
+        num_queries, num_keys = x.shape[-2], source.shape[-2]
+        # With fewer queries than keys the queries are the last positions, as the bottom-right causal mask has it.
+        offset = num_keys - num_queries if context is not None else 0
+        query_positions = torch.arange(offset, offset + num_queries, device=x.device)
+        key_positions = torch.arange(num_keys, device=x.device)
+        if select is not None:
+            x, query_positions = x[..., select, :], query_positions[select]
+            mask, bias = _rows(mask, select), _rows(bias, select)
+        query = _split_heads(self.q_proj(x), self.num_heads)
+        key = _split_heads(self.k_proj(source), self.num_kv_heads)
+        value = _split_heads(self.v_proj(source), self.num_kv_heads)
+        if self.positions == "rotary":
+            query, key = rotate(query, query_positions), rotate(key, key_positions)
+        if self.relative_bias is not None:
+            relative_HQK = self.relative_bias(query_positions, key_positions)
+            bias = relative_HQK if bias is None else bias + relative_HQK
+        if causal and select is not None:  # the rows of a selection need not end at the last key
+            mask = _both(mask, key_positions <= query_positions[:, None])
+            causal = False
+        if key_mask is not None:
+            mask = _both(mask, key_mask[..., None, None, :])
+        out = hyper_attention(
+            query,
+            key,
+            value,
+            bias,
+            mask,
+            causal,
+            score_norm=self.mechanism.score_norm,
+            value_network=self.mechanism.value_network,
+            value_weights=list(self.value_weights),
+            dropout=self.dropout if self.training else 0.0,
+            dropout_shared=self.dropout_shared,
+            return_codes=return_codes,
+            backend=self.backend,
+        )
+        out_BHQD, codes = out if return_codes else (out, None)
+        projected = self.out_proj(out_BHQD.transpose(-3, -2).flatten(-2))
+        return (projected, codes) if return_codes else projected
+
+
+def _split_heads(projected: Tensor, num_heads: int) -> Tensor:
+    """`[..., T, heads * depth]` to `[..., heads, T, depth]`."""
+    return projected.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
+def _rows(tensor: Tensor | None, select: slice) -> Tensor | None:
+    """The selected queries of something that broadcasts to `[..., H, Q, K]`."""
+    if tensor is None or tensor.dim() < 2 or tensor.shape[-2] == 1:
+        return tensor
+    return tensor[..., select, :]
+
+
+def _both(mask: Tensor | None, allowed: Tensor) -> Tensor:
+    """`mask` (boolean, additive or None) restricted to the pairs that `allowed` also allows."""
+    if mask is None:
+        return allowed
+    return mask & allowed if mask.dtype == torch.bool else mask.masked_fill(~allowed, float("-inf"))

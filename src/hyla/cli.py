@@ -1,0 +1,493 @@
+"""The command `hyla`. Exit status: 0 done; 1 a run failed or diverged; 2 a mistake in what was asked, met before any work;
+130 stopped by Ctrl-C and 143 by SIGTERM, with a checkpoint saved."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hyla.configs import unknown_key
+from hyla.errors import ConfigError, HylaError, RunError, check
+from hyla.runs import read_json, write_json
+
+TASK_NAMES = ("logic", "sraven")
+
+# Short names of flags that are typed often.
+SHORTCUTS = {
+    "--mechanism": "--model.mechanism",
+    "--steps": "--training.steps",
+    "--eval-every": "--training.eval-every",
+    "--batch-size": "--training.batch-size",
+    "--device": "--training.device",
+    "--lr": "--optimizer.lr",
+    "--weight-decay": "--optimizer.weight-decay",
+}
+
+console = Console()
+errors = Console(stderr=True)
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+TRAIN = """Train one model on {task} into a run folder.
+
+Flags override --config, --config overrides --preset. Short names: {shortcuts}.
+
+Examples:
+  hyla train {task} --mechanism hyla --steps 3000 --seed 0 --out runs/first
+  hyla train {task} --preset paper --mechanism softmax --task.split-seed official-0
+  hyla train {task} --config runs/first/config.json --seed 1 --out runs/second
+  hyla train {task} --model.num-layers 3 --optimizer.clip-norm 1 --training.precision bf16"""
+
+
+def train_command(argv: list[str]) -> int:
+    task, argv = _task("hyla train", "Train one model on a task.", argv)
+    from hyla.training.config import PRESETS, TrainConfig
+    from hyla.training.loop import Trainer
+    from hyla.training.trackers import check_trackers
+
+    @dataclass(frozen=True)
+    class Train(TrainConfig):
+        seed: int = 0
+        """Sets initialisation and data; the held-out set is set by --task.split-seed."""
+        out: Path | None = None
+        """Run folder to make; runs/TASK-MECHANISM-seedN by default."""
+        preset: Literal["default", "paper"] = "default"
+        """default: the paper's sizes and few steps. paper: the paper's steps and schedule too."""
+        config: Path | None = None
+        """config.json of a run to repeat, or a file that holds some of its keys."""
+
+    base, argv = _base_config(task, argv, PRESETS)
+    description = TRAIN.format(task=task, shortcuts=_shortcut_text())
+    arguments = _parse(Train, argv, f"hyla train {task}", description, default=Train(**_parts(base)), config=base)
+    config = TrainConfig(**_parts(arguments))
+    name = f"{task}-{config.model.mechanism}-seed{config.seed}"
+    out = arguments.out or Path("runs") / name
+    check_trackers(config)
+    trainer = Trainer.start(config, out)
+    return _run_trainer(trainer, out)
+
+
+RESUME = """Go on with a run that was interrupted, from its newest whole checkpoint.
+
+Weights, metrics and logged steps end up bit for bit as if it had never stopped, on the same machine with the same number
+of threads and backend; what differs is said.
+
+Example:
+  hyla resume runs/first"""
+
+
+def resume_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class Resume:
+        run: Annotated[Path, tyro.conf.Positional]
+        """Run folder."""
+
+    arguments = _parse(Resume, argv, "hyla resume", RESUME)
+    from hyla.experiments.engine import watch_engine
+    from hyla.training.loop import Trainer
+
+    trainer = Trainer.resume(arguments.run)
+    for note in trainer.notes:
+        errors.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+    with watch_engine() as check_engine:
+        return _run_trainer(trainer, arguments.run, lambda line: check_engine())
+
+
+def _run_trainer(trainer: Any, out: Path, watch: Callable[[dict[str, Any]], None] = lambda line: None) -> int:
+    config = trainer.config
+    start = f"at step {trainer.step}" if trainer.step else f"{trainer.model.num_parameters:,} parameters"
+    title = f"{config.task_name} {config.model.mechanism} seed {config.seed}"
+    console.print(f"{title}, {start}, on {trainer.device}, into {out}", highlight=False)
+    with _bar() as bar:
+        line_of = bar.add_task(title, total=config.training.steps, completed=trainer.step, note="")
+
+        def progress(line: dict[str, Any]) -> None:
+            note = f"loss {line['loss']:.4f}  {line['steps_per_second']:.0f} steps/s"
+            bar.update(line_of, completed=line["step"], note=note)
+            if "splits" in line:
+                scores = "  ".join(f"{s} {v[trainer.task.headline]:.3f}" for s, v in line["splits"].items())
+                bar.console.print(f"step {line['step']:>7}  {trainer.task.headline}: {scores}", highlight=False)
+            watch(line)
+
+        result = trainer.run(progress)
+    console.print(_score_table(result["splits"], result["ceiling"], f"{title}, {result['step']} steps"))
+    console.print(f"{out / 'result.json'}", highlight=False)
+    return 0
+
+
+# --- evaluate ---------------------------------------------------------------------------------------------------------
+
+EVALUATE = """Measure a run's model on its splits, with fresh sequences.
+
+Examples:
+  hyla evaluate runs/first
+  hyla evaluate runs/first --split held_out --num-samples 51200
+  hyla evaluate runs/first --step 1000 --json scores.json"""
+
+
+def evaluate_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class Evaluate:
+        run: Annotated[Path, tyro.conf.Positional]
+        """Run folder."""
+        split: str | None = None
+        """One split or several, comma-separated; all of the task's by default."""
+        num_samples: int = 16_000
+        """Sequences per split."""
+        step: int | None = None
+        """Checkpoint to use; the last one by default."""
+        json: Path | None = None
+        """Also write the scores to this file."""
+
+    arguments = _parse(Evaluate, argv, "hyla evaluate", EVALUATE)
+    check(arguments.num_samples >= 1, "num_samples", arguments.num_samples, "at least 1")
+    from hyla.training.loop import evaluate, load_model, task_ceiling
+
+    model, task, config = load_model(arguments.run, arguments.step)
+    splits = tuple(arguments.split.split(",")) if arguments.split else task.splits
+    for split in splits:
+        check(split in task.splits, "split", split, f"task {task.name} has {', '.join(task.splits)}")
+    scores = evaluate(model, task, splits, arguments.num_samples, config.training.precision)
+    console.print(
+        _score_table(scores, task_ceiling(task), f"{arguments.run}, {arguments.num_samples:,} sequences a split")
+    )
+    if arguments.json is not None:
+        write_json(arguments.json, {"run": str(arguments.run), "splits": scores})
+    return 0
+
+
+def _score_table(splits: dict[str, dict[str, float]], ceiling: dict[str, float] | None, title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    metrics = [name for name in next(iter(splits.values())) if name != "num_samples"]
+    table.add_column("split")
+    for name in metrics:
+        table.add_column(name, justify="right")
+    if ceiling:
+        table.add_column("ideal observer", justify="right")
+    table.add_column("sequences", justify="right")
+    for split, scores in splits.items():
+        cells = [f"{scores[name]:.4f}" for name in metrics] + ([f"{ceiling[split]:.4f}"] if ceiling else [])
+        table.add_row(split, *cells, f"{scores['num_samples']:,}")
+    return table
+
+
+# --- compare ----------------------------------------------------------------------------------------------------------
+
+COMPARE = """Train mechanisms side by side on {task} and show how each generalises to unseen combinations.
+
+Trains whatever is missing, resumes what was interrupted, leaves what is finished; then writes comparison.json,
+comparison.csv, learning_curves.png, learning_curves.svg and index.html. Every key of a run can be set as in `hyla train`.
+
+Examples:
+  hyla compare {task} --mechanisms softmax,linear,hyla --seeds 0,1,2 --budget quick
+  hyla compare {task} --mechanisms hyla,hyla_linear,hyla_no_rms_head --budget short --out runs/ablation
+  hyla compare {task} --budget paper --splits official --jobs 8"""
+
+
+def compare_command(argv: list[str]) -> int:
+    task, argv = _task("hyla compare", "Train mechanisms side by side and show how each generalises.", argv)
+    from hyla.attention import MECHANISMS
+    from hyla.experiments.compare import Splits, check_report_extra, compare, comparison_configs
+    from hyla.experiments.hypernetwork_paper import BudgetName, budget
+    from hyla.training.config import TrainConfig
+
+    @dataclass(frozen=True)
+    class Compare(TrainConfig):
+        mechanisms: str = "softmax,linear,hyla"
+        """Comma-separated."""
+        seeds: str = "0,1,2"
+        """Comma-separated; each sets initialisation, data and, with --splits seed, the held-out set."""
+        budget: BudgetName = "quick"
+        """How long to train: quick is minutes, short hours, paper the paper's steps."""
+        splits: Splits = "seed"
+        """seed: held-out set from each run's seed, as in the paper. official: the public code's own sets (seeds 0, 1, 2,
+        2024). fixed: the one of --task.split-seed."""
+        out: Path | None = None
+        """Folder of the comparison; runs/compare-TASK-BUDGET by default."""
+        jobs: int | None = None
+        """Runs trained at a time; one per core by default."""
+
+    chosen, _ = _early(argv, "budget", get_args(BudgetName), "quick")
+    planned = budget(task, chosen)
+    base = planned.config
+    description = COMPARE.format(task=task)
+    arguments = _parse(Compare, argv, f"hyla compare {task}", description, default=Compare(**_parts(base)), config=base)
+    mechanisms = [name.strip() for name in arguments.mechanisms.split(",")]
+    for name in mechanisms:
+        check(name in MECHANISMS, "mechanisms", name, f"choose from {', '.join(MECHANISMS)}")
+    config = TrainConfig(**_parts(arguments))
+    configs = comparison_configs(config, mechanisms, _numbers("seeds", arguments.seeds), arguments.splits)
+    check_report_extra()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(arguments.jobs or cores, len(configs))
+    check(workers >= 1, "jobs", arguments.jobs, "at least 1")
+    out = arguments.out or Path("runs") / f"compare-{task}-{arguments.budget}"
+    note = planned.note
+    if config != base:
+        note = f"This comparison changes the {arguments.budget} budget's settings. {note}"
+    title = f"{len(configs)} runs of {config.training.steps:,} steps, {workers} at a time, into {out}"
+    console.print(f"hyla compare {task}: {title}", highlight=False)
+    with _bar() as bar:
+        outcome = compare(
+            configs,
+            out,
+            budget=arguments.budget,
+            note=note,
+            command="hyla compare " + " ".join([task, *argv]),
+            workers=workers,
+            threads=max(1, cores // workers),
+            progress=_job_progress(bar),
+        )
+    console.print(tables_of(outcome.comparison))
+    for job in outcome.jobs:
+        if job.error is not None:
+            errors.print(f"failed: {job.run.name}: {job.error}", style="red", highlight=False, markup=False)
+    for path in outcome.files:
+        console.print(str(path), highlight=False, soft_wrap=True)
+    return 1 if any(job.state in ("failed", "diverged") for job in outcome.jobs) else 0
+
+
+def tables_of(comparison: Any) -> Any:
+    """The table of a comparison for the terminal."""
+    from hyla.report.tables import rich_table
+
+    return rich_table(comparison)
+
+
+def _job_progress(bar: Progress) -> Callable[[Sequence[Any]], None]:
+    """A bar for all steps of all jobs; a line whenever one ends."""
+    lines: dict[str, Any] = {}
+    ended: set[str] = set()
+
+    def show(jobs: Sequence[Any]) -> None:
+        if "all" not in lines:
+            done = sum(job.state in ("finished", "diverged") for job in jobs)
+            ended.update(job.run.name for job in jobs if job.state in ("finished", "diverged"))
+            if done:
+                bar.console.print(f"{done} of {len(jobs)} runs were there already", highlight=False)
+            lines["all"] = bar.add_task("all runs", total=sum(job.steps for job in jobs), note="")
+        running = [job.run.name for job in jobs if job.state == "running"]
+        completed = sum(job.steps if job.state in ("finished", "diverged") else job.step for job in jobs)
+        bar.update(lines["all"], completed=completed, note=f"{len(running)} training")
+        for job in jobs:
+            if job.state in ("finished", "diverged", "failed") and job.run.name not in ended:
+                ended.add(job.run.name)
+                bar.console.print(f"{job.state}: {job.run.name}", highlight=False)
+
+    return show
+
+
+# --- sample -----------------------------------------------------------------------------------------------------------
+
+SAMPLE = """Show examples of {task}, as a person or a program would read them.
+
+Examples:
+  hyla sample {task} -n 3 --split held_out
+  hyla sample {task} -n 2 --format png --out samples
+  hyla sample {task} -n 10000 --format jsonl --out samples     (or parquet: pip install 'hyla[parquet]')"""
+
+
+def sample_command(argv: list[str]) -> int:
+    task_name, argv = _task("hyla sample", "Show examples of a task.", argv)
+    from hyla.experiments.samples import FORMATS, write_samples
+    from hyla.training.config import TASKS
+
+    task_config, make = TASKS[task_name]
+
+    @dataclass(frozen=True)
+    class Sample:
+        task: task_config  # type: ignore[valid-type]
+        num: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 3
+        """How many."""
+        split: str = "train"
+        """Split to draw from."""
+        format: Literal["text", "png", "jsonl", "parquet"] = "text"
+        """text goes to the terminal unless --out is given."""
+        out: Path | None = None
+        """Folder to write into; needed for png and parquet."""
+        seed: int = 0
+        """Seed of the data."""
+
+    arguments = _parse(
+        Sample, argv, f"hyla sample {task_name}", SAMPLE.format(task=task_name), default=Sample(task=task_config())
+    )
+    check(arguments.num >= 1, "num", arguments.num, "at least 1")
+    check(arguments.seed >= 0, "seed", arguments.seed, "0 or more")
+    task = make(arguments.task, arguments.seed)
+    check(arguments.split in task.splits, "split", arguments.split, f"task {task.name} has {', '.join(task.splits)}")
+    needs_folder = arguments.format in ("png", "parquet") and arguments.out is None
+    check(not needs_folder, "out", None, f"--format {arguments.format} needs a folder, such as --out samples")
+    assert arguments.format in FORMATS
+    for item in write_samples(task, arguments.split, arguments.num, arguments.format, arguments.out):
+        console.print(str(item), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+# --- what the commands share ------------------------------------------------------------------------------------------
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "train": (train_command, "Train one model on a task into a run folder."),
+    "resume": (resume_command, "Go on with a run that was interrupted, bit for bit."),
+    "evaluate": (evaluate_command, "Measure a run's model on its splits."),
+    "compare": (compare_command, "Train mechanisms side by side; table, figure and page of how each generalises."),
+    "sample": (sample_command, "Show or export examples of a task."),
+}
+
+HELP = """Attention as a hypernetwork: train, compare and look into attention mechanisms on compositional tasks.
+
+Examples:
+  hyla compare logic --budget quick             softmax, linear and HYLA side by side, in minutes
+  hyla train sraven --mechanism hyla            one run
+  hyla sample sraven -n 1                       a puzzle to solve
+  hyla train logic --help                       every setting of a run"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if argv and argv[0] == "--version":
+            from hyla import __version__
+
+            print(f"hyla {__version__}")
+            return 0
+        command = _choose("hyla", HELP, {name: text for name, (_, text) in COMMANDS.items()}, argv, "COMMAND")
+        return COMMANDS[command][0](argv[1:])
+    except HylaError as error:
+        errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return error.exit_status
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        return 130
+
+
+def _choose(prog: str, description: str, choices: dict[str, str], argv: list[str], metavar: str) -> str:
+    """The first word of argv, which must be one of `choices`; prints help or an error and exits otherwise."""
+    if argv and argv[0] in choices:
+        return argv[0]
+    parser = argparse.ArgumentParser(
+        prog, usage=f"{prog} {metavar} ...", description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("choice", metavar=metavar, choices=list(choices), help="one of")
+    parser.epilog = f"{metavar} is one of\n" + "\n".join(f"  {name:<10} {text}" for name, text in choices.items())
+    parser.epilog += f"\n\nMore of each: {prog} {next(iter(choices))} --help"
+    if not argv:
+        parser.print_help()
+        raise SystemExit(2)
+    parser.parse_args(argv[:1])
+    raise SystemExit(2)
+
+
+def _task(prog: str, description: str, argv: list[str]) -> tuple[str, list[str]]:
+    texts = {
+        "logic": "fuzzy logic: regression of functions made of known terms in unseen combinations",
+        "sraven": "symbolic Raven's matrices: unseen combinations of known rules",
+    }
+    return _choose(prog, description, texts, argv, "TASK"), argv[1:]
+
+
+def _parse(cls: type, argv: list[str], prog: str, description: str, default: Any = None, config: Any = None) -> Any:
+    """Parse argv into a dataclass with tyro; a flag that no setting has is refused with the nearest one."""
+    argv = [_long_name(word) for word in argv]
+    if config is not None:
+        _check_flags(argv, cls, config)
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    markers = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+    return tyro.cli(cls, args=argv, prog=prog, description=description, config=markers, **options)
+
+
+def _long_name(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return SHORTCUTS.get(name.replace("_", "-"), name) + equals + value
+
+
+def _shortcut_text() -> str:
+    return ", ".join(f"{short} for {full}" for short, full in SHORTCUTS.items())
+
+
+def _check_flags(argv: list[str], cls: type, config: Any) -> None:
+    """Refuse a flag (or KEY=VALUE word) whose key does not exist, in the words used for config files."""
+    known = {"": [field.name for field in fields(cls)]}
+    known |= {
+        name: [f.name for f in fields(getattr(config, name))] for name in ("task", "model", "optimizer", "training")
+    }
+    for word in argv:
+        path = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        section, _, key = path.rpartition(".")
+        if word in ("-h", "--help") or not (word.startswith("--") or ("=" in word and section in known and section)):
+            continue
+        if section not in known:
+            raise ConfigError(f"unknown section {section!r} in {word!r}; there are {', '.join(filter(None, known))}")
+        if key not in known[section]:
+            raise unknown_key(key, known, section)
+        if not word.startswith("--"):
+            raise ConfigError(
+                f"{word!r} is no flag; write --{section}.{key.replace('_', '-')} {word.partition('=')[2]}"
+            )
+
+
+def _early(argv: list[str], name: str, choices: Sequence[str] | None, default: str | None) -> tuple[Any, list[str]]:
+    """The value of a flag that decides the defaults of all others."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(f"--{name}", default=default)
+    try:
+        found, _ = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"--{name}: {error}") from None
+    value = getattr(found, name)
+    if choices is not None:
+        check(value in choices, name, value, f"choose from {', '.join(choices)}")
+    return value, argv
+
+
+def _base_config(task: str, argv: list[str], presets: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The config that flags override: the preset, overridden by the file."""
+    from hyla.training.config import config_from_dict
+
+    preset, _ = _early(argv, "preset", tuple(presets), "default")
+    path, _ = _early(argv, "config", None, None)
+    base = presets[preset](task)
+    if path is None:
+        return base, argv
+    try:
+        return config_from_dict(read_json(Path(path)), base), argv
+    except RunError as error:
+        raise ConfigError(str(error)) from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("task", "model", "optimizer", "training", "seed")}
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{name} = {text!r} is not possible: whole numbers, separated by commas") from None
+    check(all(number >= 0 for number in numbers), name, text, "each 0 or more")
+    return numbers
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("steps  {task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        yield bar

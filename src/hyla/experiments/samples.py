@@ -1,0 +1,124 @@
+"""Examples of a task for people (text, pictures) and programs (JSON lines, Parquet)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyla.errors import ConfigError, MissingExtraError
+from hyla.report import drawings
+from hyla.tasks.base import Batch, Task
+from hyla.tasks.fuzzy_logic import FuzzyLogic
+from hyla.tasks.sraven import RULES, Sraven
+
+FORMATS = ("text", "png", "jsonl", "parquet")
+BATCH = 512
+
+
+def draw_samples(task: Task, split: str, count: int) -> Iterator[tuple[int, Batch]]:
+    """(number, batch of one) for the first `count` samples of a split's evaluation stream."""
+    for number in range(count):
+        if number % BATCH == 0:
+            batch = task.batch(split, number // BATCH, BATCH, stream="evaluation")
+        at = slice(number % BATCH, number % BATCH + 1)
+        latents = {name: value[at] for name, value in batch.latents.items()}
+        yield number, Batch(batch.inputs[at], batch.targets[at], latents)
+
+
+def logic_parts(one: Batch) -> tuple[Any, Any, Any]:
+    """(terms, points, values) of one fuzzy-logic sequence, the answer in its place."""
+    values = torch.cat([one.inputs[0, :-1, -1], one.targets[0]])
+    return one.latents["term_bits"][0].numpy(), one.inputs[0, :, :-1].numpy(), values.numpy()
+
+
+def sample_row(task: Task, split: str, number: int, one: Batch) -> dict[str, Any]:
+    """One sample as plain values."""
+    row: dict[str, Any] = {"task": task.name, "split": split, "number": number}
+    if isinstance(task, FuzzyLogic):
+        terms, points, values = logic_parts(one)
+        row |= {"formula": drawings.formula(terms), "terms": terms.tolist(), "points": points.tolist()}
+        return row | {"values": values.tolist(), "answer": one.targets[0, 0].item()}
+    rules = one.latents["rules"][0].tolist()
+    row |= {"rules": [RULES[rule] for rule in rules], "permutations": one.latents["permutations"][0].tolist()}
+    return row | {"panels": one.latents["panels"][0].tolist(), "answer": one.targets[0].tolist()}
+
+
+def _sraven_arguments(task: Sraven, one: Batch) -> tuple[dict[str, Any], Any]:
+    rules = [RULES[rule] for rule in one.latents["rules"][0].tolist()]
+    arguments = {"panels": one.latents["panels"][0].numpy(), "rules": rules, "num_values": task.config.num_values}
+    return arguments, one.latents["permutations"][0].numpy() if task.config.permute_features else None
+
+
+def sample_text(task: Task, one: Batch) -> str:
+    """One sample for a reader."""
+    if isinstance(task, Sraven):
+        arguments, order = _sraven_arguments(task, one)
+        return drawings.puzzle_text(**arguments, order=order)
+    return drawings.function_text(*logic_parts(one))
+
+
+def draw_sample(task: Task, one: Batch, path: Path) -> Path:
+    """One sample as a picture."""
+    if isinstance(task, Sraven):
+        arguments, order = _sraven_arguments(task, one)
+        return drawings.draw_puzzle(**arguments, path=path, order=order)
+    return drawings.draw_function(*logic_parts(one), path)
+
+
+def write_samples(task: Task, split: str, count: int, form: str, out: Path | None) -> Iterator[str | Path]:
+    """Write the samples in one of `FORMATS`; yields the texts to print, or the files written.
+
+    Raises ConfigError before anything is written for what cannot be drawn, MissingExtraError where a package is missing.
+    """
+    samples = draw_samples(task, split, count)
+    stem = f"{task.name}-{split}"
+    if form == "text" and out is None:
+        for number, one in samples:
+            yield f"--- {stem} {number}\n{sample_text(task, one)}"
+        return
+    if form == "jsonl" and out is None:
+        for number, one in samples:
+            yield json.dumps(sample_row(task, split, number, one), ensure_ascii=False)
+        return
+    assert out is not None
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"out = {str(out)!r} is not possible: it is a file")
+    if form == "png":
+        first = next(draw_samples(task, split, 1))[1]
+        check_drawable(task, first)
+        out.mkdir(parents=True, exist_ok=True)
+        for number, one in samples:
+            yield draw_sample(task, one, out / f"{stem}-{number:03d}.png")
+        return
+    path = out / f"{stem}.{'txt' if form == 'text' else form}"
+    if form == "parquet":
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise MissingExtraError("pyarrow", "parquet", "--format parquet") from None
+        out.mkdir(parents=True, exist_ok=True)
+        rows = [sample_row(task, split, number, one) for number, one in samples]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            for number, one in samples:
+                row = sample_row(task, split, number, one)
+                text = json.dumps(row, ensure_ascii=False) if form == "jsonl" else sample_text(task, one)
+                file.write(text + "\n")
+    yield path
+
+
+def check_drawable(task: Task, one: Batch) -> None:
+    """Raise ConfigError with the reason if a task's samples are too large for a picture."""
+    limits = (drawings.MAX_FEATURES, drawings.MAX_VALUES)
+    if isinstance(task, Sraven) and (task.config.num_features > limits[0] or task.config.num_values > limits[1]):
+        raise ConfigError(
+            f"format = 'png' is not possible for {task.config.num_features} features and {task.config.num_values} values: "
+            f"at most {limits[0]} and {limits[1]} can be told apart by eye; use --format text"
+        )

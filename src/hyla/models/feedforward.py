@@ -1,0 +1,41 @@
+"""The position-wise networks of a block: GELU and SwiGLU."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hyla.attention.layer import init_fan_in_
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A linear layer with P1's initialisation: truncated normal with variance 1/fan_in, bias 0."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    init_fan_in_(layer.weight, inputs)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class FeedForward(nn.Module):
+    """`down(gelu(up(x)))` with biases and the tanh approximation of GELU (P1's tasks)."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.up, self.down = linear(width, hidden), linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class SwiGLU(nn.Module):
+    """`down(silu(gate(x)) * up(x))` without biases (Shazeer 2020; P1's language models)."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.gate, self.up = linear(width, hidden, bias=False), linear(width, hidden, bias=False)
+        self.down = linear(hidden, width, bias=False)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return self.down(F.silu(self.gate(x)) * self.up(x))

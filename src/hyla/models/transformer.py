@@ -1,0 +1,225 @@
+"""The transformer of P1 (section 2 of its facts): pre-norm blocks around any attention mechanism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Shaped
+from torch import Tensor, nn
+
+from hyla.attention import MultiHeadAttention, ValueNetwork, resolve_mechanism, sinusoidal
+from hyla.attention.functional import Backend
+from hyla.attention.mechanisms import Activation, MechanismName, ScoreNorm
+from hyla.configs import check_types
+from hyla.errors import check
+from hyla.models.feedforward import FeedForward, SwiGLU, linear
+from hyla.models.mixture import Mixture
+
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and choices of a transformer. The defaults are P1's for fuzzy logic."""
+
+    mechanism: MechanismName = "hyla"
+    """Attention mechanism: a score normalisation and a value network."""
+    score_norm: ScoreNorm | None = None
+    """Replaces the mechanism's score normalisation."""
+    depth: int | None = None
+    """Replaces the depth of the mechanism's value network (1 = ordinary attention)."""
+    activation: Activation | None = None
+    """Replaces the activation of the mechanism's value network."""
+    num_layers: int = 2
+    """Number of blocks."""
+    embed_dim: int = 128
+    """Width of the residual stream."""
+    num_heads: int = 8
+    """Attention heads; also the size of a latent code."""
+    num_kv_heads: int | None = None
+    """Heads of keys and values; as many as num_heads by default."""
+    qk_dim: int = 16
+    """Width of queries and keys, over all heads."""
+    v_dim: int = 16
+    """Width of values, over all heads."""
+    mlp: Literal["gelu", "swiglu", "mixture"] = "gelu"
+    """Position-wise network: GELU with biases, SwiGLU without, or a mixture of GELU experts."""
+    mlp_dim: int = 256
+    """Hidden width of the position-wise network (of each expert)."""
+    num_experts: int = 4
+    """Experts of a mixture."""
+    top_k: int = 2
+    """Experts used for each token of a mixture."""
+    balance_weight: float = 0.01
+    """Weight of a mixture's load-balancing loss."""
+    norm: Literal["layer", "rms"] = "layer"
+    """Norm of the blocks; the final one is always LayerNorm."""
+    positions: Literal["t5", "rotary", "sinusoidal", "none"] = "t5"
+    """Position scheme; t5 is a relative bias per block."""
+    num_buckets: int | None = None
+    """Buckets of the t5 bias; the sequence length by default."""
+    max_distance: int | None = None
+    """Distance from which t5 buckets no longer differ; the sequence length by default."""
+    bidirectional: bool = False
+    """Whether t5 buckets tell apart the keys to the right of the query (P1: no, even without a causal mask)."""
+    causal: bool = False
+    """Whether queries see no later keys."""
+    attention_dropout: float = 0.0
+    """Share of the latent codes dropped in training."""
+    dropout_shared: bool = True
+    """One dropout mask for the whole batch and all heads, as in P1's public code."""
+    backend: Backend = "auto"
+    """How attention is computed; the run records what auto chose."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "model")
+        for field in ("num_layers", "embed_dim", "num_heads", "qk_dim", "v_dim", "mlp_dim", "num_experts"):
+            check(getattr(self, field) >= 1, f"model.{field}", getattr(self, field), "at least 1")
+        for field in ("qk_dim", "v_dim"):
+            divides = getattr(self, field) % self.num_heads == 0
+            allowed = f"must be a multiple of model.num_heads = {self.num_heads}"
+            check(divides, f"model.{field}", getattr(self, field), allowed)
+        kv_heads = self.num_kv_heads
+        shares = kv_heads is None or (kv_heads >= 1 and self.num_heads % kv_heads == 0)
+        check(shares, "model.num_kv_heads", kv_heads, f"must divide model.num_heads = {self.num_heads}")
+        check(1 <= self.top_k <= self.num_experts, "model.top_k", self.top_k, f"1 to num_experts = {self.num_experts}")
+        check(
+            0 <= self.attention_dropout < 1, "model.attention_dropout", self.attention_dropout, "0 up to 1, without 1"
+        )
+        check(self.balance_weight >= 0, "model.balance_weight", self.balance_weight, "0 or more")
+        check(self.depth is None or self.depth >= 1, "model.depth", self.depth, "at least 1")
+        if self.positions == "rotary":
+            even = self.qk_dim // self.num_heads % 2 == 0
+            check(even, "model.qk_dim", self.qk_dim, "rotary positions need an even width per head")
+        if self.positions == "sinusoidal":
+            check(self.embed_dim % 2 == 0, "model.embed_dim", self.embed_dim, "sinusoidal positions need an even width")
+
+    @property
+    def value_network(self) -> ValueNetwork:
+        network = resolve_mechanism(self.mechanism).value_network
+        return ValueNetwork(network.depth if self.depth is None else self.depth, self.activation or network.activation)
+
+
+class TransformerOutput(NamedTuple):
+    """predictions `[B, answers, output_dim]`; codes, one `[B, H, Q, K]` per block when asked for; balance_loss, the mean
+    load-balancing loss of the blocks (None without a mixture)."""
+
+    predictions: Tensor
+    codes: tuple[Tensor, ...] | None = None
+    balance_loss: Tensor | None = None
+
+
+class Block(nn.Module):
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+
+    def __init__(self, config: TransformerConfig, sequence_length: int):
+        super().__init__()
+        norm = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+        self.norm1, self.norm2 = (norm(config.embed_dim, eps=NORM_EPSILON) for _ in range(2))
+        self.attention = MultiHeadAttention(
+            config.embed_dim,
+            config.num_heads,
+            mechanism=config.mechanism,
+            score_norm=config.score_norm,
+            value_network=config.value_network,
+            num_kv_heads=config.num_kv_heads,
+            qk_dim=config.qk_dim,
+            v_dim=config.v_dim,
+            dropout=config.attention_dropout,
+            dropout_shared=config.dropout_shared,
+            positions=config.positions if config.positions != "sinusoidal" else "none",
+            num_buckets=config.num_buckets or sequence_length,
+            max_distance=config.max_distance or sequence_length,
+            bidirectional=config.bidirectional,
+            backend=config.backend,
+        )
+        self.causal = config.causal
+        if config.mlp == "mixture":
+            self.mlp = Mixture(config.embed_dim, config.mlp_dim, config.num_experts, config.top_k)
+        else:
+            self.mlp = (FeedForward if config.mlp == "gelu" else SwiGLU)(config.embed_dim, config.mlp_dim)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None, select: slice | None, return_codes: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(output, codes, load-balancing loss); of the queries in `select` only, where given."""
+        attended = self.attention(
+            self.norm1(x), key_mask=key_mask, causal=self.causal, select=select, return_codes=return_codes
+        )
+        attended, codes = attended if return_codes else (attended, None)
+        if select is not None:
+            x = x[..., select, :]
+        x = x + attended
+        if isinstance(self.mlp, Mixture):
+            real = key_mask if key_mask is None or select is None else key_mask[..., select]
+            mixed, balance = self.mlp(self.norm2(x), real)
+            return x + mixed, codes, balance
+        return x + self.mlp(self.norm2(x)), codes, None
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks, LayerNorm, linear head.
+
+    Args:
+        config: sizes and choices.
+        input_dim, output_dim: widths of real-valued tokens in and out; or
+        vocab_size: reads token ids instead, through a table that is tied to the output (logits divided by sqrt(E)).
+        sequence_length: T, which sets the t5 buckets; other lengths still run.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        sequence_length: int,
+        input_dim: int | None = None,
+        output_dim: int | None = None,
+        vocab_size: int | None = None,
+    ):
+        super().__init__()
+        both = input_dim is not None and output_dim is not None
+        check(both != (vocab_size is not None), "vocab_size", vocab_size, "give it, or input_dim and output_dim")
+        self.config = config
+        if vocab_size is not None:
+            self.embedding = nn.Embedding(vocab_size, config.embed_dim)
+            nn.init.normal_(self.embedding.weight, std=config.embed_dim**-0.5)
+            self.head = None
+        elif input_dim is not None and output_dim is not None:
+            self.embedding = linear(input_dim, config.embed_dim)
+            self.head = linear(config.embed_dim, output_dim)
+        self.blocks = nn.ModuleList(Block(config, sequence_length) for _ in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.embed_dim, eps=NORM_EPSILON)
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "..."],
+        *,
+        predict_at: slice | None = None,
+        key_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        return_codes: bool = False,
+    ) -> TransformerOutput:
+        """Predictions for `inputs [B, T, input_dim]` (token ids `[B, T]` with a vocabulary).
+
+        predict_at: only these positions are answered, and the last block computes only them: the same numbers for less
+        work (a mixture's balance then also counts only these tokens in the last block). key_mask: `[B, T]`, True = a real
+        token. return_codes: also the latent codes of every block (the last block's for the answered positions only).
+        """
+        x = self.embedding(inputs)
+        if self.config.positions == "sinusoidal":
+            x = x + sinusoidal(torch.arange(x.shape[-2], device=x.device), x.shape[-1], x.dtype)
+        codes, balances = [], []
+        for depth, block in enumerate(self.blocks, 1):
+            select = predict_at if depth == len(self.blocks) else None
+            x, code, balance = block(x, key_mask, select, return_codes)
+            codes.append(code)
+            balances.append(balance)
+        x = self.norm(x)
+        predictions = x @ self.embedding.weight.T / self.config.embed_dim**0.5 if self.head is None else self.head(x)
+        balance_loss = torch.stack(balances).mean() if self.config.mlp == "mixture" else None
+        return TransformerOutput(predictions, tuple(codes) if return_codes else None, balance_loss)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())

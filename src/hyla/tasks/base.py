@@ -1,0 +1,133 @@
+"""What every task offers, and the random numbers they all draw from.
+
+A batch is a pure function of (seed, split, stream, index): no generator is carried from one batch to the next, so that
+any step, rank or ensemble member can be drawn alone, and a resumed run sees exactly the batches it would have seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Stream = Literal["training", "evaluation"]
+
+
+def entropy(*path: int | str) -> list[int]:
+    """128 bits that depend on every part of `path`, as four 32-bit words."""
+    digest = hashlib.blake2b("/".join(f"{type(part).__name__}:{part}" for part in path).encode(), digest_size=16)
+    return [int(word) for word in np.frombuffer(digest.digest(), dtype="<u4")]
+
+
+class Draws:
+    """Random numbers named by a path such as (seed, "logic", "train", "training", 17).
+
+    On the CPU they come from NumPy's counter-based Philox with a 128-bit key: torch's CPU generator keeps only 32 bits of
+    its seed, so that among a few hundred thousand batches two would be expected to repeat each other. Other devices use
+    a torch generator of their own with a 64-bit seed; the numbers therefore differ by type of device.
+    """
+
+    def __init__(self, *path: int | str, device: torch.device | str = "cpu"):
+        self.device = torch.device(device)
+        words = entropy(*path)
+        if self.device.type == "cpu":
+            self._numpy = np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+            self._torch = None
+        else:
+            self._numpy = None
+            self._torch = torch.Generator(self.device)
+            self._torch.manual_seed(words[0] | words[1] << 32)
+
+    def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uniform numbers in [0, 1), shape `shape`."""
+        if self._numpy is not None:
+            drawn = self._numpy.random(shape, dtype=np.float64 if dtype == torch.float64 else np.float32)
+            return torch.from_numpy(drawn).to(dtype)
+        return torch.rand(shape, generator=self._torch, device=self.device, dtype=dtype)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Uniform int64 numbers in 0..high-1, shape `shape`."""
+        if self._numpy is not None:
+            return torch.from_numpy(self._numpy.integers(high, size=shape, dtype=np.int64))
+        return torch.randint(high, shape, generator=self._torch, device=self.device)
+
+    def permutations(self, length: int, *shape: int) -> Tensor:
+        """Independent uniform permutations of 0..length-1, shape `(*shape, length)`."""
+        # float64 keys: ties, which would favour some orders, then have probability below 1e-13
+        return self.uniform(*shape, length, dtype=torch.float64).argsort(-1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences of a task.
+
+    inputs: `[B, T, input_dim]`, what the model reads. targets: what it must answer (the task's docstring gives the
+    shape). latents: the ground truth that generated each sequence, tensors with leading axis B.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    latents: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def head(self, count: int) -> Batch:
+        """The first `count` sequences."""
+        latents = {name: value[:count] for name, value in self.latents.items()}
+        return replace(self, inputs=self.inputs[:count], targets=self.targets[:count], latents=latents)
+
+    def to(self, device: torch.device | str) -> Batch:
+        latents = {name: value.to(device) for name, value in self.latents.items()}
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), latents=latents)
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of batches, a loss and per-sequence scores.
+
+    splits: their names, `train` first. The same split is drawn through two streams that never meet: `training` for
+    gradient steps and `evaluation` for measurements. predict_at: the positions (of T) whose outputs are the answer.
+    headline: the score that results are reported in (higher is better).
+    """
+
+    name: str
+    config: Any
+    splits: tuple[str, ...]
+    headline: str
+    input_dim: int
+    output_dim: int
+    sequence_length: int
+    predict_at: slice
+
+    def batch(
+        self,
+        split: str,
+        index: int,
+        batch_size: int,
+        *,
+        stream: Stream = "training",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Batch:
+        """Batch number `index` of a split."""
+        ...
+
+    def loss(self, predictions: Tensor, batch: Batch) -> Tensor:
+        """Mean loss of `predictions [B, answers, output_dim]`."""
+        ...
+
+    def scores(self, predictions: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """One number per sequence `[B]` for each metric."""
+        ...
+
+
+def check_split(task: Task, split: str) -> None:
+    """Raise `ValueError` with the possible names when `split` is not one of the task's."""
+    if split not in task.splits:
+        raise ValueError(f"split = {split!r} is not possible: task {task.name!r} has {', '.join(task.splits)}")

@@ -1,0 +1,360 @@
+"""Training: one step, evaluation, and the loop that writes a run folder and can be stopped anywhere.
+
+Every random number is a pure function of the seed and the step (data, dropout) or of the seed alone (weights), so no
+random state is carried: a run that is killed and resumed repeats the steps since its last checkpoint bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hyla
+from hyla.attention import choose_backend
+from hyla.errors import ConfigError, DivergedError, HylaError, RunError
+from hyla.models.transformer import Transformer
+from hyla.runs import CONFIG, RESULT, Run, check_free, create_run, open_run, write_json
+from hyla.tasks.base import Batch, Task, check_split, entropy
+from hyla.training.checkpoint import load_checkpoint, prune, save_checkpoint
+from hyla.training.config import TrainConfig, config_from_dict, config_to_dict, make_model, make_task
+from hyla.training.optimizer import learning_rate, make_optimizer
+from hyla.training.trackers import open_trackers
+
+EVAL_BATCH = 512  # sequences evaluated at once; a constant, so that scores do not depend on the training batch
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class InterruptedRunError(HylaError):
+    """Training was asked to stop (Ctrl-C or SIGTERM), saved a checkpoint and ended."""
+
+    def __init__(self, signal_number: int, path: Path, step: int):
+        self.exit_status = 128 + signal_number  # 130 after Ctrl-C, 143 after SIGTERM
+        super().__init__(f"stopped at step {step}; a checkpoint is saved. Go on with: hyla resume {path}")
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device a run asks for; ConfigError if this machine does not have it."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"training.device = {name!r} is not possible here: {reason}") from None
+    return torch.device(name)
+
+
+def fresh_model(config: TrainConfig, task: Task, device: torch.device) -> Transformer:
+    """The model as it is before the first step: drawn on the CPU from the seed, the same for every device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(entropy(config.seed, "initialisation")[0])
+        model = make_model(config, task)
+    dtype = torch.float64 if config.training.precision == "float64" else torch.float32
+    return model.to(device, dtype)
+
+
+def _autocast(config: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager:
+    if config.training.precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def compute_loss(model: Transformer, task: Task, batch: Batch) -> Tensor:
+    """The training loss of a batch, a mixture's load balancing included."""
+    out = model(batch.inputs, predict_at=task.predict_at)
+    loss = task.loss(out.predictions.to(torch.promote_types(out.predictions.dtype, torch.float32)), batch)
+    if out.balance_loss is not None:
+        loss = loss + model.config.balance_weight * out.balance_loss
+    return loss
+
+
+def apply_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, clip_norm: float | None) -> Tensor:
+    """One update with the gradients at hand; returns their norm, before clipping."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip_norm is None else clip_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+@torch.no_grad()
+def evaluate(
+    model: Transformer, task: Task, splits: Sequence[str], num_samples: int, precision: str = "float32"
+) -> dict[str, dict[str, float]]:
+    """Mean of every score over `num_samples` sequences of each split, drawn on the CPU so that every device is measured on
+    the same ones. Scores accumulate in float64. The model is put back into the mode it was in."""
+    parameter = next(model.parameters())
+    training = model.training
+    model.eval()
+    results = {}
+    for split in splits:
+        check_split(task, split)
+        totals: dict[str, float] = {}
+        for start in range(0, num_samples, EVAL_BATCH):
+            size = min(EVAL_BATCH, num_samples - start)
+            # a short last batch is the head of a whole one, so that a sample does not depend on how many are asked for
+            batch = task.batch(split, start // EVAL_BATCH, EVAL_BATCH, stream="evaluation", dtype=parameter.dtype)
+            batch = batch.head(size).to(parameter.device)
+            half = precision == "bf16"
+            with torch.autocast(parameter.device.type, dtype=torch.bfloat16, enabled=half):
+                predictions = model(batch.inputs, predict_at=task.predict_at).predictions
+            for name, score_B in task.scores(predictions.to(parameter.dtype), batch).items():
+                totals[name] = totals.get(name, 0.0) + score_B.double().sum().item()
+        results[split] = {name: total / num_samples for name, total in totals.items()} | {"num_samples": num_samples}
+    model.train(training)
+    return results
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a run's bits depend on besides its config."""
+
+    hyla: str
+    torch: str
+    python: str
+    machine: str
+    device: str
+    threads: int
+    backend: str
+
+    @staticmethod
+    def now(config: TrainConfig, device: torch.device) -> Environment:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        machine = f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+        backend = choose_backend(config.model.backend)
+        python = platform.python_version()
+        return Environment(hyla.__version__, torch.__version__, python, machine, name, torch.get_num_threads(), backend)
+
+
+class Trainer:
+    """A run in progress. `Trainer.start` and `Trainer.resume` make one; `run()` trains to the end.
+
+    Used as a library: `train(config, path)` and `resume(path)` below.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Run, device: torch.device):
+        self.config, self.folder, self.device = config, folder, device
+        self.task = make_task(config)
+        self.model = fresh_model(config, self.task, device)
+        self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.step = 0  # updates made
+        self.best: dict[str, Any] | None = None
+        self.seconds = 0.0  # of training, over all sittings
+        self.notes: list[str] = []  # what a resume has to say
+        self._signal: int | None = None
+        self._saved_step: int | None = None
+
+    @classmethod
+    def start(cls, config: TrainConfig, path: Path | str) -> Trainer:
+        """A new run; nothing is written before everything has been built."""
+        check_free(path)
+        device = _prepare(config)
+        trainer = cls(config, Run(Path(path)), device)
+        environment = Environment.now(config, device)
+        create_run(path, config_to_dict(config) | {"run": vars(environment)})
+        return trainer
+
+    @classmethod
+    def resume(cls, path: Path | str) -> Trainer:
+        """The run in `path` as its newest whole checkpoint left it, or from the start when there is none."""
+        folder = open_run(path)
+        if folder.state != "unfinished":
+            raise RunError(
+                f"{path} has ended ({folder.state} at step {(folder.result or {})['step']}); nothing to resume"
+            )
+        stored = folder.config
+        config = config_from_dict(stored)
+        trainer = cls(config, folder, _prepare(config))
+        was, now = stored.get("run", {}), vars(Environment.now(config, trainer.device))
+        if not was:  # a folder that was made without being started, as the engine does
+            write_json(folder.path / CONFIG, stored | {"run": now})
+        changed = [f"{key}: {was[key]} -> {now[key]}" for key in now if key in was and was[key] != now[key]]
+        if changed:
+            trainer.notes.append("not bit for bit the run it was, since this differs: " + "; ".join(changed))
+        try:
+            loaded = load_checkpoint(folder.checkpoints, trainer.model, trainer.optimizer)
+        except RunError as error:
+            trainer.notes.append(f"{error}\n  so it starts again from step 0")
+            loaded = None
+        if loaded is not None:
+            trainer.notes.extend(f"skipped a checkpoint: {reason}" for reason in loaded.skipped)
+            trainer.step, trainer.best = loaded.step, loaded.state["best"]
+            trainer.seconds = loaded.state["seconds"]
+            trainer._saved_step = loaded.step
+        return trainer
+
+    def run(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Train to the last step and write `result.json`; returns its content.
+
+        Raises InterruptedRunError after Ctrl-C or SIGTERM, when a checkpoint has been saved, and DivergedError for a loss or
+        gradient that is not finite, when `result.json` says so and the last good checkpoint is kept.
+        """
+        loop = self.config.training
+        with self.folder.locked(), self._signals(), open_trackers(self.config, self.folder) as tracker:
+            self.folder.metrics.keep_until(self.step)
+            self.model.train()
+            window_start, window_steps = time.perf_counter(), 0
+            while self.step < loop.steps:
+                lr = learning_rate(self.config.optimizer, self.step, loop.steps)
+                loss, norm = self.update(lr)
+                self.step += 1
+                window_steps += 1
+                last = self.step == loop.steps
+                evaluating = last or self.step % loop.eval_every == 0
+                logging = evaluating or self.step % loop.log_every == 0
+                saving = last or self.step % loop.checkpoint_every == 0
+                stopping = self._signal is not None
+                # Reading the loss waits for the device, so on a GPU it is looked at only where it is needed.
+                looking = self.device.type == "cpu" or logging or saving or stopping
+                if looking and not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+                    self._diverge(loss.item(), norm.item())
+                if logging:
+                    elapsed = time.perf_counter() - window_start
+                    self.seconds += elapsed
+                    line = {"step": self.step, "loss": loss.item(), "learning_rate": lr, "gradient_norm": norm.item()}
+                    line["steps_per_second"] = window_steps / elapsed
+                    if evaluating:
+                        samples = loop.final_eval_samples if last else loop.eval_samples
+                        splits = evaluate(self.model, self.task, self.task.splits, samples, loop.precision)
+                        line["splits"] = splits
+                        saving |= self._is_best(splits)
+                    self.folder.metrics.append(line)
+                    tracker(line)
+                    if progress is not None:
+                        progress(line)
+                    window_start, window_steps = time.perf_counter(), 0
+                if saving or stopping:
+                    self.save()
+                if stopping and not last:
+                    raise InterruptedRunError(self._signal or 0, self.folder.path, self.step)
+            return self._finish()
+
+    def update(self, lr: float) -> tuple[Tensor, Tensor]:
+        """One gradient step; (loss, gradient norm), still on the device."""
+        loop, dtype = self.config.training, next(self.model.parameters()).dtype
+        batch = self.task.batch("train", self.step, loop.batch_size, device=self.device, dtype=dtype)
+        torch.manual_seed(entropy(self.config.seed, "dropout", self.step)[0])
+        with _autocast(self.config, self.device):
+            loss = compute_loss(self.model, self.task, batch)
+        loss.backward()
+        norm = apply_gradients(self.model, self.optimizer, lr, self.config.optimizer.clip_norm)
+        return loss.detach(), norm
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one."""
+        if self._saved_step == self.step:
+            return
+        state = {"best": self.best, "seconds": self.seconds}
+        save_checkpoint(self.folder.checkpoints, self.step, self.model, self.optimizer, state)
+        self._saved_step = self.step
+        best_step = self.best["step"] if self.best else None
+        prune(self.folder.checkpoints, self.config.training.keep_checkpoints, best_step)
+
+    def _is_best(self, splits: dict[str, dict[str, float]]) -> bool:
+        """Note the best score so far, on validation combinations where some are reserved, else on the trained ones: never
+        on a split that results are reported for."""
+        split = "validation" if "validation" in splits else "train"
+        score = splits[split][self.task.headline]
+        if not math.isfinite(score) or (self.best is not None and score <= self.best["score"]):
+            return False
+        self.best = {"step": self.step, "split": split, "metric": self.task.headline, "score": score}
+        return True
+
+    def _finish(self) -> dict[str, Any]:
+        lines = [line for line in self.folder.metrics.read() if line["step"] == self.step and "splits" in line]
+        samples = self.config.training.final_eval_samples
+        splits = lines[-1]["splits"] if lines else evaluate(self.model, self.task, self.task.splits, samples)
+        result = {
+            "state": "finished",
+            "step": self.step,
+            "headline": self.task.headline,
+            "splits": splits,
+            "best": self.best,
+            "num_parameters": self.model.num_parameters,
+            "wall_seconds": self.seconds,
+            "steps_per_second": self.step / self.seconds if self.seconds else None,
+            "ceiling": task_ceiling(self.task),
+        }
+        write_json(self.folder.path / RESULT, result)
+        return result
+
+    def _diverge(self, loss: float, norm: float) -> None:
+        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
+        kept = f"step {self._saved_step}" if self._saved_step is not None else "none was written yet"
+        advice = "try a lower --optimizer.lr, a longer --optimizer.warmup-steps or --optimizer.clip-norm 1"
+        if self.config.training.precision == "bf16":
+            advice += ", or --training.precision float32"
+        write_json(
+            self.folder.path / RESULT,
+            {"state": "diverged", "step": self.step, "headline": self.task.headline, "splits": {}, "ceiling": None}
+            | {"num_parameters": self.model.num_parameters, "wall_seconds": self.seconds, "reason": what},
+        )
+        message = (
+            f"{what} at step {self.step} of {self.folder.path}; last good checkpoint: {kept}. To mend it, {advice}"
+        )
+        raise DivergedError(message)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn Ctrl-C and SIGTERM into a request to stop after the current step; a second Ctrl-C stops at once."""
+
+        def request(number: int, frame: object) -> None:
+            if self._signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._signal = number
+
+        try:
+            previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever runs it there decides about signals
+            previous = {}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _prepare(config: TrainConfig) -> torch.device:
+    if config.training.threads is not None:
+        torch.set_num_threads(config.training.threads)
+    return resolve_device(config.training.device)
+
+
+def task_ceiling(task: Task) -> dict[str, float] | None:
+    """The score of an ideal observer on each split, for tasks that have one."""
+    ceiling = getattr(task, "ceiling", None)
+    return None if ceiling is None else {split: ceiling(split)["accuracy"] for split in task.splits}
+
+
+def train(config: TrainConfig, path: Path | str, progress: Progress | None = None) -> dict[str, Any]:
+    """Train a new run into the folder `path`; returns the content of `result.json`."""
+    return Trainer.start(config, path).run(progress)
+
+
+def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]:
+    """Go on with the run in `path` from its newest whole checkpoint."""
+    return Trainer.resume(path).run(progress)
+
+
+def load_model(path: Path | str, step: int | None = None) -> tuple[Transformer, Task, TrainConfig]:
+    """(model, task, config) of a run, with the weights of its last checkpoint or of `step`."""
+    folder = open_run(path)
+    config = config_from_dict(folder.config)
+    device = _prepare(config)
+    task = make_task(config)
+    model = fresh_model(config, task, device)
+    if load_checkpoint(folder.checkpoints, model, step=step) is None:
+        raise RunError(f"{path} has no checkpoint yet")
+    return model.eval(), task, config

@@ -1,0 +1,37 @@
+"""Shapes and types of every public signature are checked while the tests run (jaxtyping with beartype)."""
+
+import os
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+if os.environ.get("HYLA_TYPECHECK", "1") == "1":
+    install_import_hook("hyla", "beartype.beartype")
+
+import torch
+
+torch.set_num_threads(1)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of values measured on the public code."""
+    return GOLDEN
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked():
+    """Turn the checking of signatures off, to meet the library's own errors as a user does."""
+    import jaxtyping
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
