@@ -98,7 +98,7 @@ def resume_command(argv: list[str]) -> int:
 
     trainer = Trainer.resume(arguments.run)
     for note in trainer.notes:
-        errors.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        errors.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     with watch_engine() as check_engine:
         return _run_trainer(trainer, arguments.run, lambda line: check_engine())
 
@@ -251,7 +251,7 @@ def compare_command(argv: list[str]) -> int:
     console.print(tables_of(outcome.comparison))
     for job in outcome.jobs:
         if job.error is not None:
-            errors.print(f"failed: {job.run.name}: {job.error}", style="red", highlight=False, markup=False)
+            errors.print(f"failed: {job.run.name}: {job.error}", style="red", highlight=False, markup=False, soft_wrap=True)
     for path in outcome.files:
         console.print(str(path), highlight=False, soft_wrap=True)
     return 1 if any(job.state in ("failed", "diverged") for job in outcome.jobs) else 0
@@ -366,6 +366,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HylaError as error:
         errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return error.exit_status
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # a full disk, a folder that may not be written to
+        errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return 1
     except KeyboardInterrupt:
         errors.print("stopped")
         return 130

@@ -39,7 +39,9 @@ def split_mask(
     """
     if mask.dtype == torch.bool:
         return mask, None
-    check(mask.is_floating_point(), "mask", mask.dtype, "boolean (True = may attend) or floating point (added to scores)")
+    check(
+        mask.is_floating_point(), "mask", mask.dtype, "boolean (True = may attend) or floating point (added to scores)"
+    )
     lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
     allowed = mask > lowest / 2
     return allowed, mask.masked_fill(~allowed, 0.0).to(score_dtype)

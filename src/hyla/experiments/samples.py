@@ -57,7 +57,7 @@ def sample_text(task: Task, one: Batch) -> str:
     """One sample for a reader."""
     if isinstance(task, Sraven):
         arguments, order = _sraven_arguments(task, one)
-        return drawings.puzzle_text(**arguments, order=order)
+        return drawings.puzzle_text(**arguments, permutations=order)
     return drawings.function_text(*logic_parts(one))
 
 
@@ -65,7 +65,7 @@ def draw_sample(task: Task, one: Batch, path: Path) -> Path:
     """One sample as a picture."""
     if isinstance(task, Sraven):
         arguments, order = _sraven_arguments(task, one)
-        return drawings.draw_puzzle(**arguments, path=path, order=order)
+        return drawings.draw_puzzle(**arguments, path=path, permutations=order)
     return drawings.draw_function(*logic_parts(one), path)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -93,13 +93,15 @@ class Task(Protocol):
 
     splits: their names, `train` first. The same split is drawn through two streams that never meet: `training` for
     gradient steps and `evaluation` for measurements. predict_at: the positions (of T) whose outputs are the answer.
-    headline: the score that results are reported in (higher is better).
+    headline: the score that results are reported in (higher is better). discrete: whether sequences can repeat by chance,
+    so that a result counts those that were also trained on.
     """
 
     name: str
     config: Any
     splits: tuple[str, ...]
     headline: str
+    discrete: bool
     input_dim: int
     output_dim: int
     sequence_length: int
@@ -131,3 +133,51 @@ def check_split(task: Task, split: str) -> None:
     """Raise `ValueError` with the possible names when `split` is not one of the task's."""
     if split not in task.splits:
         raise ValueError(f"split = {split!r} is not possible: task {task.name!r} has {', '.join(task.splits)}")
+
+
+class Overlap(NamedTuple):
+    """How many samples of an evaluation stream were trained on: `shared` of `total`."""
+
+    shared: int
+    total: int
+
+    @property
+    def rate(self) -> float:
+        return self.shared / self.total
+
+
+def overlap_rate(
+    task: Task,
+    split: str,
+    num_batches: int,
+    batch_size: int,
+    evaluation_batches: int | None = None,
+    evaluation_size: int | None = None,
+) -> Overlap:
+    """How many samples of a split's evaluation stream also occur among the first training batches.
+
+    Two samples are the same where inputs and targets agree bit for bit. Takes the first `num_batches` training batches
+    of split `train`, and of `split` the first `evaluation_batches` evaluation batches of `evaluation_size` (by default as
+    many of the same size).
+    """
+    check_split(task, split)
+    seen = {
+        sample
+        for index in range(num_batches)
+        for sample in _sample_hashes(task.batch("train", index, batch_size, stream="training"))
+    }
+    shared = count = 0
+    for index in range(num_batches if evaluation_batches is None else evaluation_batches):
+        hashes = _sample_hashes(task.batch(split, index, evaluation_size or batch_size, stream="evaluation"))
+        shared += sum(sample in seen for sample in hashes)
+        count += len(hashes)
+    return Overlap(shared, count)
+
+
+def _sample_hashes(batch: Batch) -> list[bytes]:
+    """128 bits that depend on the inputs and targets of each sample."""
+    inputs, targets = batch.inputs.cpu().numpy(), batch.targets.cpu().numpy()
+    return [
+        hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
+        for x, y in zip(inputs, targets, strict=True)
+    ]

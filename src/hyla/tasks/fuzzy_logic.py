@@ -125,6 +125,7 @@ class FuzzyLogic:
 
     name = "logic"
     headline = "r2"
+    discrete = False
     output_dim = 1
     predict_at = slice(-1, None)
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,6 @@ def save_checkpoint(
     checkpoints already there are not touched. `before_rename` lets tests stop the write at its most delicate moment.
     """
     final = checkpoint_path(folder, step)
-    temporary = folder / f"{TEMPORARY}{final.name}-{os.getpid()}"
     weights = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     contents = {MODEL: save(weights), OPTIMIZER: save(optimizer_tensors(model, optimizer))}
     digests = {
@@ -95,27 +95,54 @@ def save_checkpoint(
     }
     document = finite_or_none({"step": step, **state, "files": digests})
     contents[STATE] = json.dumps(document, indent=1, allow_nan=False).encode()
+    temporary = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for stray in folder.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(stray, ignore_errors=True)
-        temporary.mkdir()
+        _remove_strays(folder)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-", dir=folder))
         for name, content in contents.items():
             with open(temporary / name, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
         before_rename()
-        if final.exists():  # a damaged one, passed over by a resume that has now come to its step again
-            shutil.rmtree(final)
-        os.rename(temporary, final)
+        _rename(temporary, final)
         _sync_folder(folder)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
         needed = sum(map(len, contents.values()))
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = f"the disk is full ({error.strerror})" if full else error.strerror or str(error)
         raise CheckpointError(f"checkpoint {final} could not be written ({needed:,} bytes needed): {reason}") from error
     return final
+
+
+def _remove_strays(folder: Path) -> None:
+    """Delete what writers that no longer live have left unfinished."""
+    for stray in folder.glob(f"{TEMPORARY}*"):
+        try:
+            os.kill(int(stray.name.removeprefix(TEMPORARY).partition("-")[0]), 0)
+        except (ProcessLookupError, ValueError):
+            shutil.rmtree(stray, ignore_errors=True)
+        except PermissionError:  # it lives, as another user
+            continue
+
+
+def _rename(temporary: Path, final: Path) -> None:
+    """Give a written checkpoint its name. One of the same step that is whole stays; a damaged one gives way."""
+    try:
+        os.rename(temporary, final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        try:
+            verify(final)
+        except (RunError, KeyError, TypeError):
+            shutil.rmtree(final)
+            os.rename(temporary, final)
+        else:
+            shutil.rmtree(temporary)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from hyla.attention import choose_backend
 from hyla.errors import ConfigError, DivergedError, HylaError, RunError
 from hyla.models.transformer import Transformer
 from hyla.runs import CONFIG, RESULT, Run, check_free, create_run, open_run, write_json
-from hyla.tasks.base import Batch, Task, check_split, entropy
+from hyla.tasks.base import Batch, Task, check_split, entropy, overlap_rate
 from hyla.training.checkpoint import load_checkpoint, prune, save_checkpoint
 from hyla.training.config import TrainConfig, config_from_dict, config_to_dict, make_model, make_task
 from hyla.training.optimizer import learning_rate, make_optimizer
@@ -198,8 +198,8 @@ class Trainer:
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """Train to the last step and write `result.json`; returns its content.
 
-        Raises InterruptedRunError after Ctrl-C or SIGTERM, when a checkpoint has been saved, and DivergedError for a loss or
-        gradient that is not finite, when `result.json` says so and the last good checkpoint is kept.
+        Raises InterruptedRunError after Ctrl-C or SIGTERM, when a checkpoint has been saved, and DivergedError for a loss
+        or gradient that is not finite, when `result.json` says so and the last good checkpoint is kept.
         """
         loop = self.config.training
         with self.folder.locked(), self._signals(), open_trackers(self.config, self.folder) as tracker:
@@ -286,9 +286,24 @@ class Trainer:
             "wall_seconds": self.seconds,
             "steps_per_second": self.step / self.seconds if self.seconds else None,
             "ceiling": task_ceiling(self.task),
+            "shared_with_training": self._shared_samples(),
         }
         write_json(self.folder.path / RESULT, result)
         return result
+
+    def _shared_samples(self) -> dict[str, dict[str, int]] | None:
+        """How many evaluated sequences were also trained on, per split, where the task's sequences are discrete: 0 unless
+        their number is small. Looks at the first 1,000 training batches."""
+        if not self.task.discrete:
+            return None
+        loop = self.config.training
+        size = min(loop.final_eval_samples, EVAL_BATCH)
+        counts = {}
+        for split in self.task.splits:
+            batches = -(-loop.final_eval_samples // size)
+            overlap = overlap_rate(self.task, split, min(self.step, 1_000), loop.batch_size, batches, size)
+            counts[split] = overlap._asdict()
+        return counts
 
     def _diverge(self, loss: float, norm: float) -> None:
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
@@ -333,9 +348,14 @@ def _prepare(config: TrainConfig) -> torch.device:
 
 
 def task_ceiling(task: Task) -> dict[str, float] | None:
-    """The score of an ideal observer on each split, for tasks that have one."""
+    """The score of an ideal observer on each split, for tasks that have one and are small enough for it."""
     ceiling = getattr(task, "ceiling", None)
-    return None if ceiling is None else {split: ceiling(split)["accuracy"] for split in task.splits}
+    if ceiling is None:
+        return None
+    try:
+        return {split: ceiling(split)["accuracy"] for split in task.splits}
+    except ConfigError:  # puzzles too large to enumerate
+        return None
 
 
 def train(config: TrainConfig, path: Path | str, progress: Progress | None = None) -> dict[str, Any]:
