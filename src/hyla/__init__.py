@@ -30,7 +30,26 @@ _WHERE = {
     "open_run": "hyla.runs",
 }
 
-__all__ = ["__version__", *sorted(_WHERE)]
+__all__ = [
+    "MECHANISMS",
+    "FuzzyLogic",
+    "LogicConfig",
+    "Mechanism",
+    "MultiHeadAttention",
+    "Sraven",
+    "SravenConfig",
+    "TrainConfig",
+    "Transformer",
+    "TransformerConfig",
+    "ValueNetwork",
+    "__version__",
+    "evaluate",
+    "hyper_attention",
+    "load_model",
+    "open_run",
+    "resume",
+    "train",
+]
 
 if TYPE_CHECKING:
     from hyla.attention import MECHANISMS, Mechanism, MultiHeadAttention, ValueNetwork, hyper_attention

@@ -4,6 +4,7 @@
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -89,7 +90,7 @@ Example:
 def resume_command(argv: list[str]) -> int:
     @dataclass(frozen=True)
     class Resume:
-        run: Annotated[Path, tyro.conf.Positional]
+        run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
         """Run folder."""
 
     arguments = _parse(Resume, argv, "hyla resume", RESUME)
@@ -138,7 +139,7 @@ Examples:
 def evaluate_command(argv: list[str]) -> int:
     @dataclass(frozen=True)
     class Evaluate:
-        run: Annotated[Path, tyro.conf.Positional]
+        run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
         """Run folder."""
         split: str | None = None
         """One split or several, comma-separated; all of the task's by default."""
@@ -243,7 +244,7 @@ def compare_command(argv: list[str]) -> int:
             out,
             budget=arguments.budget,
             note=note,
-            command="hyla compare " + " ".join([task, *argv]),
+            command=shlex.join(["hyla", "compare", task, *argv]),
             workers=workers,
             threads=max(1, cores // workers),
             progress=_job_progress(bar),
@@ -251,7 +252,9 @@ def compare_command(argv: list[str]) -> int:
     console.print(tables_of(outcome.comparison))
     for job in outcome.jobs:
         if job.error is not None:
-            errors.print(f"failed: {job.run.name}: {job.error}", style="red", highlight=False, markup=False, soft_wrap=True)
+            errors.print(
+                f"failed: {job.run.name}: {job.error}", style="red", highlight=False, markup=False, soft_wrap=True
+            )
     for path in outcome.files:
         console.print(str(path), highlight=False, soft_wrap=True)
     return 1 if any(job.state in ("failed", "diverged") for job in outcome.jobs) else 0

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from golden_values import flax_parameters, index
 
+from golden_values import flax_parameters, index
 from hyla.models.transformer import Transformer
 from hyla.training.config import preset_paper
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from golden_values import Case, flax_parameters, load_parameters, names, relative_error
 
+from golden_values import Case, flax_parameters, load_parameters, names, relative_error
 from hyla.errors import ConfigError
 from hyla.models.transformer import Transformer, TransformerConfig
 

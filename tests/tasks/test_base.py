@@ -33,7 +33,7 @@ def test_integers_and_permutations_are_uniform():
 def test_uniform_numbers_are_in_their_range(dtype):
     numbers = Draws(0).uniform(1000, 10, dtype=dtype)
     assert numbers.dtype == dtype
-    assert 0 <= numbers.min()
+    assert numbers.min() >= 0
     assert numbers.max() < 1
     assert abs(numbers.mean().item() - 0.5) < 5 * (1 / 12 / 10_000) ** 0.5
 

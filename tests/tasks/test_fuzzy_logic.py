@@ -4,10 +4,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from golden_values import arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from golden_values import arrays
 from hyla.errors import ConfigError
 from hyla.tasks.base import overlap_rate
 from hyla.tasks.fuzzy_logic import FuzzyLogic, LogicConfig, evaluate_function, official_split, term_bits

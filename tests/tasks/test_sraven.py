@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from hyla.errors import ConfigError
 from hyla.tasks import sraven
-from hyla.tasks.base import Batch, Task
-from hyla.tasks.base import Overlap, overlap_rate
+from hyla.tasks.base import Batch, Overlap, Task, overlap_rate
 from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.tasks.sraven_solver import RULES, ambiguous, fitting_rules, ideal_answer, possible_answers
 

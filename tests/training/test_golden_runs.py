@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from golden_values import Case, flax_parameters, load_parameters, names, relative_error
+from tests.models.test_transformer import golden_model
 
+from golden_values import Case, flax_parameters, load_parameters, names, relative_error
 from hyla.tasks.base import Batch
 from hyla.tasks.fuzzy_logic import FuzzyLogic, LogicConfig
 from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.training.config import OptimizerConfig
 from hyla.training.loop import apply_gradients, compute_loss
 from hyla.training.optimizer import learning_rate, make_optimizer
-from tests.models.test_transformer import golden_model
 
 
 def golden_batch(case, step):
@@ -55,6 +55,8 @@ def test_repeats_the_public_run(name):
             expected = case.size["metrics"][step]["r2"]
             assert scores["r2"].mean().item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
         else:
-            assert scores["accuracy"].double().mean().item() == pytest.approx(case.size["metrics"][step]["acc"], abs=1e-6)
+            assert scores["accuracy"].double().mean().item() == pytest.approx(
+                case.size["metrics"][step]["acc"], abs=1e-6
+            )
     for flax_name, (parameter, convert) in flax_parameters(model).items():
         assert relative_error(parameter, convert(case[f"final/{flax_name}"])) < 1e-7, flax_name

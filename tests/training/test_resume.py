@@ -227,7 +227,9 @@ def test_a_file_too_large_for_the_disk(tmp_path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, old[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"step_00000008 could not be written \([\d,]+ bytes needed\): the disk"):
+        with pytest.raises(
+            CheckpointError, match=r"step_00000008 could not be written \([\d,]+ bytes needed\): the disk"
+        ):
             trainer.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
@@ -316,7 +318,9 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(precision, tmp_path
             with torch.no_grad():
                 trainer.model.head.weight[0, 0] = float("nan")
 
-    with pytest.raises(DivergedError, match=r"loss nan at step 10 .* last good checkpoint: step \d+.*lower --optimizer.lr"):
+    with pytest.raises(
+        DivergedError, match=r"loss nan at step 10 .* last good checkpoint: step \d+.*lower --optimizer.lr"
+    ):
         trainer.run(poison)
     result = open_run(path).result
     assert (result["state"], result["step"]) == ("diverged", 10)

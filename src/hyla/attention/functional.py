@@ -47,14 +47,14 @@ def split_mask(
     return allowed, mask.masked_fill(~allowed, 0.0).to(score_dtype)
 
 
-def _score_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
-    """`[..., H, Q, K]`, whose leading sizes are those of all three, broadcast."""
-    leading = [tuple(tensor.shape[:-3]) for tensor in (query, key, value)]
+def _same_batch(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, their sizes before the last three broadcast."""
+    leading = [tuple(tensor.shape[:-3]) for tensor in tensors]
     try:
         batch = torch.broadcast_shapes(*leading)
     except RuntimeError:
-        raise ConfigError(f"leading sizes of query, key and value do not fit: {leading}") from None
-    return (*batch, *query.shape[-3:-1], key.shape[-2])
+        raise ConfigError(f"the leading sizes of query, key and value do not fit each other: {leading}") from None
+    return [tensor.expand(*batch, *tensor.shape[-3:]) for tensor in tensors]
 
 
 def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
@@ -96,7 +96,7 @@ def hyper_attention(
         out[h,q] = sum_k a[h,q,k] x[q,k]                (depth 1, ordinary attention: sum_k a[h,q,k] v[h,k])
 
     Args:
-        query: `[..., H, Q, D]`.
+        query: `[..., H, Q, D]`. Its leading sizes and those of key and value broadcast.
         key: `[..., Hkv, K, D]`; H must be a multiple of Hkv, whose heads are repeated before the codes (grouped heads).
         value: `[..., Hkv, K, Dv]`.
         bias: finite numbers that broadcast to `[..., H, Q, K]`, added to the scaled scores.
@@ -137,7 +137,8 @@ def hyper_attention(
         check(tuple(weight.shape) == shape, "value_weights", tuple(weight.shape), f"[H, Dv, Dv] is {shape} here")
     check(0.0 <= dropout < 1.0, "dropout", dropout, "a probability from 0 up to, not including, 1")
     choose_backend(backend)
-    score_shape = _score_shape(query, key, value)
+    query, key, value = _same_batch(query, key, value)
+    score_shape = (*query.shape[:-1], num_keys)
     for field, tensor in (("bias", bias), ("mask", mask)):
         if tensor is not None and not _broadcasts(tensor, score_shape):
             check(False, field, tuple(tensor.shape), f"must broadcast to [..., H, Q, K], {score_shape} here")

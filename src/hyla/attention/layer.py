@@ -84,7 +84,8 @@ class MultiHeadAttention(nn.Module):
         self.qk_depth, self.v_depth = qk_dim // num_heads, v_dim // num_heads
         self.mechanism = resolve_mechanism(mechanism, score_norm, value_network)
         self.dropout, self.dropout_shared = dropout, dropout_shared
-        self.positions, self.backend = positions, backend
+        self.positions = positions
+        self.backend: Backend = backend
         check(positions != "rotary" or self.qk_depth % 2 == 0, "qk_dim", qk_dim, "rotary needs an even width per head")
 
         where: dict[str, Any] = {"device": device, "dtype": dtype}

@@ -32,7 +32,8 @@ def bucket_thresholds(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     )
     thresholds = list(range(1, half + 1))
     for j in range(1, rest):
-        distance = thresholds[-1]
+        start = half * (max_distance / half) ** (j / rest)  # off by far less than 1, so search from just below
+        distance = max(thresholds[-1], int(start) - 1)
         while distance**rest < half ** (rest - j) * max_distance**j:
             distance += 1
         thresholds.append(distance)

@@ -21,12 +21,11 @@ BATCH = 512
 
 def draw_samples(task: Task, split: str, count: int) -> Iterator[tuple[int, Batch]]:
     """(number, batch of one) for the first `count` samples of a split's evaluation stream."""
-    for number in range(count):
-        if number % BATCH == 0:
-            batch = task.batch(split, number // BATCH, BATCH, stream="evaluation")
-        at = slice(number % BATCH, number % BATCH + 1)
-        latents = {name: value[at] for name, value in batch.latents.items()}
-        yield number, Batch(batch.inputs[at], batch.targets[at], latents)
+    for start in range(0, count, BATCH):
+        batch = task.batch(split, start // BATCH, BATCH, stream="evaluation")
+        for at in range(min(BATCH, count - start)):
+            latents = {name: value[at : at + 1] for name, value in batch.latents.items()}
+            yield start + at, Batch(batch.inputs[at : at + 1], batch.targets[at : at + 1], latents)
 
 
 def logic_parts(one: Batch) -> tuple[Any, Any, Any]:

@@ -186,7 +186,7 @@ def _draw(figure: Any, comparison: Comparison) -> None:
             _draw_mechanism(panel, comparison, mechanism, split)
         _draw_references(panel, comparison, split, last, above)
     label = tables.metric_label(comparison.metric)
-    axes[0].set_ylabel(f"{label} (axis cut at {low:g})".replace("-", "−") if cut else label)
+    axes[0].set_ylabel(f"{label} (axis cut at {low:.3g})".replace("-", "−") if cut else label)
     handles, labels = axes[0].get_legend_handles_labels()
     columns = min(len(labels), 4)
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, handlelength=2.4)

@@ -292,7 +292,7 @@ def _curve_data(comparison: Comparison) -> dict[str, Any]:
             {
                 "title": escape(tables.SPLIT_LABELS.get(split, split)),
                 "range": [unit * low, unit * high],
-                "axis": tables.metric_label(metric) + (f" (axis cut at {low:g})".replace("-", "−") if cut else ""),
+                "axis": tables.metric_label(metric) + (f" (axis cut at {low:.3g})".replace("-", "−") if cut else ""),
                 "ceiling": None if ceiling is None else unit * ceiling,
                 "ceiling_in_view": ceiling is not None and ceiling <= high,
                 "above": _above(comparison, split, high) if above else "",

@@ -1,0 +1,12 @@
+"""Sphinx settings; build with `make docs`."""
+
+from hyla import __version__
+
+project = "hyla"
+author = "The hyla authors"
+release = __version__
+extensions = ["myst_parser"]
+myst_enable_extensions = ["dollarmath"]
+html_theme = "furo"
+exclude_patterns = ["_build"]
+suppress_warnings = ["myst.xref_missing"]
