@@ -154,6 +154,8 @@ class Trainer:
         self.seconds = 0.0  # of training, over all sittings
         self.notes: list[str] = []  # what a resume has to say
         self._signal: int | None = None
+        self._tracker: Progress = lambda line: None
+        self._window = (0.0, 0)  # when the steps since the last logged line began, and at which step
         self._saved_step: int | None = None
 
     @classmethod
@@ -201,45 +203,59 @@ class Trainer:
         Raises InterruptedRunError after Ctrl-C or SIGTERM, when a checkpoint has been saved, and DivergedError for a loss
         or gradient that is not finite, when `result.json` says so and the last good checkpoint is kept.
         """
-        loop = self.config.training
-        with self.folder.locked(), self._signals(), open_trackers(self.config, self.folder) as tracker:
+        with self.recording(), stop_signals(self.stop):
+            while self.step < self.config.training.steps:
+                lr = learning_rate(self.config.optimizer, self.step, self.config.training.steps)
+                self.record(*self.update(lr), lr, progress)
+            return self.finish()
+
+    def stop(self, signal_number: int) -> None:
+        """Ask the run to save and stop after the current step."""
+        self._signal = signal_number
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Hold the run folder and its trackers, with the metrics of later steps than this one dropped."""
+        with self.folder.locked(), open_trackers(self.config, self.folder) as self._tracker:
             self.folder.metrics.keep_until(self.step)
             self.model.train()
-            window_start, window_steps = time.perf_counter(), 0
-            while self.step < loop.steps:
-                lr = learning_rate(self.config.optimizer, self.step, loop.steps)
-                loss, norm = self.update(lr)
-                self.step += 1
-                window_steps += 1
-                last = self.step == loop.steps
-                evaluating = last or self.step % loop.eval_every == 0
-                logging = evaluating or self.step % loop.log_every == 0
-                saving = last or self.step % loop.checkpoint_every == 0
-                stopping = self._signal is not None
-                # Reading the loss waits for the device, so on a GPU it is looked at only where it is needed.
-                looking = self.device.type == "cpu" or logging or saving or stopping
-                if looking and not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
-                    self._diverge(loss.item(), norm.item())
-                if logging:
-                    elapsed = time.perf_counter() - window_start
-                    self.seconds += elapsed
-                    line = {"step": self.step, "loss": loss.item(), "learning_rate": lr, "gradient_norm": norm.item()}
-                    line["steps_per_second"] = window_steps / elapsed
-                    if evaluating:
-                        samples = loop.final_eval_samples if last else loop.eval_samples
-                        splits = evaluate(self.model, self.task, self.task.splits, samples, loop.precision)
-                        line["splits"] = splits
-                        saving |= self._is_best(splits)
-                    self.folder.metrics.append(line)
-                    tracker(line)
-                    if progress is not None:
-                        progress(line)
-                    window_start, window_steps = time.perf_counter(), 0
-                if saving or stopping:
-                    self.save()
-                if stopping and not last:
-                    raise InterruptedRunError(self._signal or 0, self.folder.path, self.step)
-            return self._finish()
+            self._window = (time.perf_counter(), self.step)
+            yield
+
+    def record(self, loss: Tensor, norm: Tensor, lr: float, progress: Progress | None = None) -> None:
+        """Count an update, and log, evaluate and save where that is due. Raises what `run` raises."""
+        loop = self.config.training
+        self.step += 1
+        last = self.step == loop.steps
+        evaluating = last or self.step % loop.eval_every == 0
+        logging = evaluating or self.step % loop.log_every == 0
+        saving = last or self.step % loop.checkpoint_every == 0
+        stopping = self._signal is not None
+        # Reading the loss waits for the device, so on a GPU it is looked at only where it is needed.
+        looking = self.device.type == "cpu" or logging or saving or stopping
+        if looking and not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+            self._diverge(loss.item(), norm.item())
+        if logging:
+            start, first = self._window
+            elapsed = time.perf_counter() - start
+            self.seconds += elapsed
+            line = {"step": self.step, "loss": loss.item(), "learning_rate": lr, "gradient_norm": norm.item()}
+            line["steps_per_second"] = (self.step - first) / elapsed
+            if evaluating:
+                samples = loop.final_eval_samples if last else loop.eval_samples
+                splits = evaluate(self.model, self.task, self.task.splits, samples, loop.precision)
+                line["splits"] = splits
+                saving |= self._is_best(splits)
+            self.folder.metrics.append(line)
+            self._tracker(line)
+            if progress is not None:
+                progress(line)
+            self._window = (time.perf_counter(), self.step)
+        stopping = self._signal is not None
+        if saving or stopping:
+            self.save()
+        if stopping and not last:
+            raise InterruptedRunError(self._signal or 0, self.folder.path, self.step)
 
     def update(self, lr: float) -> tuple[Tensor, Tensor]:
         """One gradient step; (loss, gradient norm), still on the device."""
@@ -272,7 +288,8 @@ class Trainer:
         self.best = {"step": self.step, "split": split, "metric": self.task.headline, "score": score}
         return True
 
-    def _finish(self) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
+        """Write `result.json` after the last step; returns its content."""
         lines = [line for line in self.folder.metrics.read() if line["step"] == self.step and "splits" in line]
         samples = self.config.training.final_eval_samples
         splits = lines[-1]["splits"] if lines else evaluate(self.model, self.task, self.task.splits, samples)
@@ -321,24 +338,28 @@ class Trainer:
         )
         raise DivergedError(message)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn Ctrl-C and SIGTERM into a request to stop after the current step; a second Ctrl-C stops at once."""
 
-        def request(number: int, frame: object) -> None:
-            if self._signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._signal = number
+@contextlib.contextmanager
+def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """Turn the first Ctrl-C or SIGTERM into a call of `stop`; a second Ctrl-C stops at once."""
+    met = False
 
-        try:
-            previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs it there decides about signals
-            previous = {}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def request(number: int, frame: object) -> None:
+        nonlocal met
+        if met and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        met = True
+        stop(number)
+
+    try:
+        previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever runs it there decides about signals
+        previous = {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _prepare(config: TrainConfig) -> torch.device:
