@@ -136,13 +136,11 @@ def _rename(temporary: Path, final: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        try:
-            verify(final)
-        except (RunError, KeyError, TypeError):
+        if is_whole(final):
+            shutil.rmtree(temporary)
+        else:
             shutil.rmtree(final)
             os.rename(temporary, final)
-        else:
-            shutil.rmtree(temporary)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -166,6 +164,15 @@ def verify(path: Path) -> dict[str, Any]:
         if hashlib.blake2b(file.read_bytes()).hexdigest() != expected["blake2b"]:
             raise RunError(f"{file} is damaged: its digest is not the one written in {STATE}")
     return state
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint can be loaded."""
+    try:
+        verify(path)
+    except (RunError, KeyError, TypeError):
+        return False
+    return True
 
 
 def load_checkpoint(

@@ -25,7 +25,7 @@ from hyla.errors import ConfigError, DivergedError, HylaError, RunError
 from hyla.models.transformer import Transformer
 from hyla.runs import CONFIG, RESULT, Run, check_free, create_run, open_run, write_json
 from hyla.tasks.base import Batch, Task, check_split, entropy, overlap_rate
-from hyla.training.checkpoint import load_checkpoint, prune, save_checkpoint
+from hyla.training.checkpoint import Loaded, load_checkpoint, prune, save_checkpoint
 from hyla.training.config import TrainConfig, config_from_dict, config_to_dict, make_model, make_task
 from hyla.training.optimizer import learning_rate, make_optimizer
 from hyla.training.trackers import open_trackers
@@ -64,15 +64,26 @@ def fresh_model(config: TrainConfig, task: Task, device: torch.device) -> Transf
     return model.to(device, dtype)
 
 
-def _autocast(config: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager:
-    if config.training.precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+def seed_dropout(seed: int, step: int) -> None:
+    """Make torch's generator, which dropout draws from, a function of the seed and the step."""
+    torch.manual_seed(entropy(seed, "dropout", step)[0])
 
 
-def compute_loss(model: Transformer, task: Task, batch: Batch) -> Tensor:
-    """The training loss of a batch, a mixture's load balancing included."""
-    out = model(batch.inputs, predict_at=task.predict_at)
+def compute_loss(
+    model: Transformer,
+    task: Task,
+    batch: Batch,
+    *,
+    parameters: dict[str, Tensor] | None = None,
+    keep: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """The training loss of a batch, a mixture's load balancing included; with other `parameters` than the model's own, or
+    dropout masks `keep` that are given rather than drawn, where an ensemble asks for it."""
+    options: dict[str, Any] = {"predict_at": task.predict_at, "keep": keep}
+    if parameters is None:
+        out = model(batch.inputs, **options)
+    else:
+        out = torch.func.functional_call(model, parameters, (batch.inputs,), options)
     loss = task.loss(out.predictions.to(torch.promote_types(out.predictions.dtype, torch.float32)), batch)
     if out.balance_loss is not None:
         loss = loss + model.config.balance_weight * out.balance_loss
@@ -169,8 +180,9 @@ class Trainer:
         return trainer
 
     @classmethod
-    def resume(cls, path: Path | str) -> Trainer:
-        """The run in `path` as its newest whole checkpoint left it, or from the start when there is none."""
+    def resume(cls, path: Path | str, step: int | None = None) -> Trainer:
+        """The run in `path` as its newest whole checkpoint left it, or from the start when there is none; with `step`, as
+        it was at exactly that one (0: from the start)."""
         folder = open_run(path)
         if folder.state != "unfinished":
             raise RunError(
@@ -186,16 +198,20 @@ class Trainer:
         if changed:
             trainer.notes.append("not bit for bit the run it was, since this differs: " + "; ".join(changed))
         try:
-            loaded = load_checkpoint(folder.checkpoints, trainer.model, trainer.optimizer)
+            loaded = None if step == 0 else load_checkpoint(folder.checkpoints, trainer.model, trainer.optimizer, step)
         except RunError as error:
             trainer.notes.append(f"{error}\n  so it starts again from step 0")
             loaded = None
-        if loaded is not None:
-            trainer.notes.extend(f"skipped a checkpoint: {reason}" for reason in loaded.skipped)
-            trainer.step, trainer.best = loaded.step, loaded.state["best"]
-            trainer.seconds = loaded.state["seconds"]
-            trainer._saved_step = loaded.step
+        trainer.restore(loaded)
         return trainer
+
+    def restore(self, loaded: Loaded | None) -> None:
+        """Take over the counters of a checkpoint whose weights have been loaded."""
+        if loaded is None:
+            return
+        self.notes.extend(f"skipped a checkpoint: {reason}" for reason in loaded.skipped)
+        self.step, self.best, self.seconds = loaded.step, loaded.state["best"], loaded.state["seconds"]
+        self._saved_step = loaded.step
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """Train to the last step and write `result.json`; returns its content.
@@ -259,14 +275,25 @@ class Trainer:
 
     def update(self, lr: float) -> tuple[Tensor, Tensor]:
         """One gradient step; (loss, gradient norm), still on the device."""
-        loop, dtype = self.config.training, next(self.model.parameters()).dtype
-        batch = self.task.batch("train", self.step, loop.batch_size, device=self.device, dtype=dtype)
-        torch.manual_seed(entropy(self.config.seed, "dropout", self.step)[0])
-        with _autocast(self.config, self.device):
+        batch = self.next_batch()
+        seed_dropout(self.config.seed, self.step)
+        with self.autocast():
             loss = compute_loss(self.model, self.task, batch)
         loss.backward()
         norm = apply_gradients(self.model, self.optimizer, lr, self.config.optimizer.clip_norm)
         return loss.detach(), norm
+
+    def next_batch(self) -> Batch:
+        """The training batch of the next step."""
+        dtype = next(self.model.parameters()).dtype
+        size = self.config.training.batch_size
+        return self.task.batch("train", self.step, size, device=self.device, dtype=dtype)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The precision of forward passes."""
+        if self.config.training.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one."""
