@@ -96,18 +96,19 @@ static inline vec reciprocal_root(vec x) {
     return y;
 }
 
-/* exp(x) for x <= 0: 2^n times the Taylor series of the rest, whose size is below ln(2) / 2. NaN stays NaN. */
+/* exp(x) for x <= 0: 2^n times the Taylor series of the rest, whose size is at most ln(2) / 2. NaN stays NaN. */
 static inline vec exp_negative(vec x) {
-    const int single = sizeof(REAL) == 4;
-    vec clamped = pick(x < (REAL)(single ? -87 : -708), splat(0), x);
-    ivec n = __builtin_convertvector(clamped * (REAL)1.4426950408889634 - (REAL)0.5, ivec);
-    vec whole = __builtin_convertvector(n, vec);
-    vec rest = clamped - whole * (REAL)(single ? 0.693359375 : 0.693147180369123816490);
-    rest -= whole * (REAL)(single ? -2.12194440e-4 : 1.90821492927058770002e-10);
-    vec series = splat(1);
+    static const REAL factor[] = {1, 1, 1. / 2, 1. / 6, 1. / 24, 1. / 120, 1. / 720, 1. / 5040, 1. / 40320, 1. / 362880,
+                                  1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800};
+    const int single = sizeof(REAL) == 4, terms = single ? 7 : 13;
+    const REAL rounder = single ? 12582912.0 : 6755399441055744.0; /* 1.5 * 2^mantissa bits: adding it rounds */
+    vec n = (x * (REAL)1.4426950408889634 + rounder) - rounder;
+    vec rest = x - n * (REAL)(single ? 0.693359375 : 0.693147180369123816490); /* ln(2) in two parts */
+    rest -= n * (REAL)(single ? -2.12194440e-4 : 1.90821492927058770002e-10);
+    vec series = splat(factor[terms]);
 #pragma GCC unroll 16
-    for (int k = single ? 7 : 13; k > 0; k--) series = 1 + series * (rest * (REAL)(1.0 / k));
-    vec power = (vec)((n + (single ? 127 : 1023)) << (single ? 23 : 52));
+    for (int k = terms - 1; k >= 0; k--) series = series * rest + factor[k];
+    vec power = (vec)((__builtin_convertvector(n, ivec) + (single ? 127 : 1023)) << (single ? 23 : 52));
     return pick(x < (REAL)(single ? -87 : -708), splat(0), series * power);
 }
 
@@ -188,29 +189,31 @@ static inline vec load(const REAL *row, const Tensor *tensor, int h, int64_t til
     return *(const loose *)(row + h * tensor->head + tile * W);
 }
 
-/* Scores of one query with the keys of one tile; masked ones are `blank`. */
-static inline void tile_scores(const Call *c, vec *score, const REAL *query, const vec *key, const REAL *bias,
-                               const REAL *mask, int64_t tile, REAL blank) {
-    for (int h = 0; h < HEADS; h++) {
-        vec s = query[h * DK] * key[h * DK];
-        for (int d = 1; d < DK; d++) s += query[h * DK + d] * key[h * DK + d];
-        if (bias) s += load(bias, &c->bias, h, tile);
-        if (mask) s = pick(load(mask, &c->mask, h, tile) != 0, s, splat(blank));
-        score[h] = s;
-    }
+/* Scores of one query, score[tile][head]; masked ones are `blank`. Heads outside, so that the query is loaded once. */
+static inline void query_scores(const Call *c, vec *score, const REAL *query, const vec *key, int64_t b, int64_t q,
+                                REAL blank) {
+    const int64_t tiles = (c->keys + W - 1) / W;
+    const REAL *bias = at(&c->bias, b, q), *mask = at(&c->mask, b, q);
+    for (int h = 0; h < HEADS; h++)
+        for (int64_t t = 0; t < tiles; t++) {
+            const vec *k = key + t * HK + h * DK;
+            vec s = bias ? load(bias, &c->bias, h, t) : splat(0);
+            for (int d = 0; d < DK; d++) s += query[h * DK + d] * k[d];
+            if (mask) s = pick(load(mask, &c->mask, h, t) != 0, s, splat(blank));
+            score[t * HEADS + h] = s;
+        }
 }
 
 /* Latent codes of one query, code[tile][head]; for RMS_HEAD also 1 / RMS of each pair, root[tile]. */
 static inline void query_codes(const Call *c, vec *code, vec *root, const REAL *query, const vec *key, int64_t b,
                                int64_t q) {
     const int64_t tiles = (c->keys + W - 1) / W;
-    const REAL *bias = at(&c->bias, b, q), *mask = at(&c->mask, b, q);
 #if NORM == SOFTMAX
     const REAL lowest = sizeof(REAL) == 4 ? -3.4028234663852886e38 : -1.7976931348623157e308;
     vec best[HEADS], sum[HEADS];
     for (int h = 0; h < HEADS; h++) best[h] = splat(lowest), sum[h] = splat(0);
+    query_scores(c, code, query, key, b, q, -INFINITY);
     for (int64_t t = 0; t < tiles; t++) {
-        tile_scores(c, code + t * HEADS, query, key + t * HK, bias, mask, t, -INFINITY);
         if (t == tiles - 1) { /* the padding is masked */
             ivec real;
             for (int i = 0; i < W; i++) real[i] = -(t * W + i < c->keys);
@@ -234,48 +237,49 @@ static inline void query_codes(const Call *c, vec *code, vec *root, const REAL *
     for (int64_t t = 0; t < tiles; t++)
         for (int h = 0; h < HEADS; h++) code[t * HEADS + h] *= share[h];
 #else
-    for (int64_t t = 0; t < tiles; t++) {
-        vec *score = code + t * HEADS;
-        tile_scores(c, score, query, key + t * HK, bias, mask, t, 0);
+    query_scores(c, code, query, key, b, q, 0);
 #if NORM == RMS_HEAD
+    for (int64_t t = 0; t < tiles; t++) {
         vec square = splat(0);
-        for (int h = 0; h < HEADS; h++) square += score[h] * score[h];
+        for (int h = 0; h < HEADS; h++) square += code[t * HEADS + h] * code[t * HEADS + h];
         root[t] = reciprocal_root(square / (REAL)HEADS + EPSILON);
-        for (int h = 0; h < HEADS; h++) score[h] *= root[t];
-#endif
+        for (int h = 0; h < HEADS; h++) code[t * HEADS + h] *= root[t];
     }
+#endif
 #endif
 }
 
 static void forward_sequence(const Call *c, vec *scratch, int64_t b) {
     const int64_t tiles = (c->keys + W - 1) / W;
     vec *key = scratch, *value = key + tiles * HK, *code = value + tiles * HV, *root = code + tiles * HEADS;
+    vec *hidden = root + tiles, out[HV];
     REAL query[HK], row[HV];
     gather(key, &c->key, b, c->keys, DK);
     gather(value, &c->value, b, c->keys, DV);
     for (int64_t q = 0; q < c->queries; q++) {
-        vec out[HV];
-        memset(out, 0, sizeof out);
         gather_row(query, &c->query, b, q, DK, c->scale);
         query_codes(c, code, root, query, key, b, q);
         const REAL *keep = at(&c->keep, b, q);
+        if (keep)
+            for (int64_t t = 0; t < tiles; t++)
+                for (int h = 0; h < HEADS; h++) code[t * HEADS + h] *= load(keep, &c->keep, h, t);
+#if DEPTH == 2
         for (int64_t t = 0; t < tiles; t++) {
-            vec *a = code + t * HEADS;
-            const vec *v = value + t * HV;
-            if (keep)
-                for (int h = 0; h < HEADS; h++) a[h] *= load(keep, &c->keep, h, t);
-#if DEPTH == 1
+            vec x[DV];
+            for (int d = 0; d < DV; d++) x[d] = splat(0);
             for (int h = 0; h < HEADS; h++)
-                for (int d = 0; d < DV; d++) out[h * DV + d] += a[h] * v[h * DV + d];
-#else
-            vec hidden[DV];
-            for (int d = 0; d < DV; d++) hidden[d] = splat(0);
-            for (int h = 0; h < HEADS; h++)
-                for (int d = 0; d < DV; d++) hidden[d] += a[h] * v[h * DV + d];
-            for (int d = 0; d < DV; d++) hidden[d] = activate(hidden[d]);
-            for (int h = 0; h < HEADS; h++)
-                for (int d = 0; d < DV; d++) out[h * DV + d] += a[h] * hidden[d];
+                for (int d = 0; d < DV; d++) x[d] += code[t * HEADS + h] * value[t * HV + h * DV + d];
+            for (int d = 0; d < DV; d++) hidden[t * DV + d] = activate(x[d]);
+        }
 #endif
+        for (int h = 0; h < HEADS; h++) {
+            vec sum[DV];
+            for (int d = 0; d < DV; d++) sum[d] = splat(0);
+            for (int64_t t = 0; t < tiles; t++) {
+                const vec *x = DEPTH == 1 ? value + t * HV + h * DV : hidden + t * DV;
+                for (int d = 0; d < DV; d++) sum[d] += code[t * HEADS + h] * x[d];
+            }
+            for (int d = 0; d < DV; d++) out[h * DV + d] = sum[d];
         }
         totals(out, HV, row);
         scatter_row(row, &c->out, b, q, DV, 1);
@@ -351,20 +355,24 @@ static void backward_sequence(const Call *c, vec *scratch, int64_t b, int64_t pa
         totals(along, HEADS, dot);
 #endif
         vec grad_query[HK];
-        memset(grad_query, 0, sizeof grad_query);
-        for (int64_t t = 0; t < tiles; t++)
-            for (int h = 0; h < HEADS; h++) {
-                vec ds = grad_code[t * HEADS + h];
+        for (int h = 0; h < HEADS; h++) {
+            vec sum[DK];
+            for (int d = 0; d < DK; d++) sum[d] = splat(0);
+            for (int64_t t = 0; t < tiles; t++) {
+                const vec *k = key + t * HK + h * DK;
+                vec ds = grad_code[t * HEADS + h], *dk = grad_key + t * HK + h * DK;
 #if NORM == SOFTMAX
                 ds = code[t * HEADS + h] * (ds - dot[h]);
 #endif
                 if (mask) ds = pick(load(mask, &c->mask, h, t) != 0, ds, splat(0));
                 if (grad_bias) *(loose *)(grad_bias + h * c->grad_bias.head + t * W) += ds;
                 for (int d = 0; d < DK; d++) {
-                    grad_query[h * DK + d] += ds * key[t * HK + h * DK + d];
-                    grad_key[t * HK + h * DK + d] += ds * query[h * DK + d];
+                    sum[d] += ds * k[d];
+                    dk[d] += ds * query[h * DK + d];
                 }
             }
+            for (int d = 0; d < DK; d++) grad_query[h * DK + d] = sum[d];
+        }
         totals(grad_query, HK, row);
         scatter_row(row, &c->grad_query, b, q, DK, c->scale);
     }
@@ -376,7 +384,7 @@ static void backward_sequence(const Call *c, vec *scratch, int64_t b, int64_t pa
    Both return 0, or 1 where there is no memory. */
 static int run(const Call *c, int backward) {
     const int64_t tiles = (c->keys + W - 1) / W, parts = c->threads;
-    const int64_t vectors = (tiles * (2 * HK + 2 * HV + 2 * HEADS + 1) + 64) / 64 * 64; /* parts share no page */
+    const int64_t vectors = (tiles * (2 * HK + 2 * HV + 2 * HEADS + DV + 1) + 64) / 64 * 64; /* parts share no page */
     vec *scratch = aligned_alloc(64, sizeof(vec) * vectors * parts);
     if (!scratch) return 1;
 #pragma omp parallel for num_threads((int)parts) schedule(static, 1)
