@@ -10,17 +10,37 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from hyla.attention import eager
+from hyla.attention import eager, native
 from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.errors import ConfigError, check
 
-Backend = Literal["auto", "eager"]
+Backend = Literal["auto", "eager", "native"]
 
 
-def choose_backend(backend: Backend = "auto") -> str:
-    """The backend that a call with this setting runs on; a run's config records it."""
+def check_backend(backend: str) -> None:
+    """Raise ConfigError unless `backend` is the name of one; whether it can run is for `choose_backend` to say."""
     check(backend in get_args(Backend), "backend", backend, f"choose from {', '.join(get_args(Backend))}")
-    return "eager"
+
+
+def choose_backend(
+    backend: Backend = "auto",
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    depth: int = 2,
+) -> str:
+    """The backend that calls with this setting run on; a run's config records it.
+
+    Raises ConfigError, saying why, where a backend asked for by name cannot run.
+    """
+    check_backend(backend)
+    return _choose(backend, native.unsupported(device, {dtype}, depth))
+
+
+def _choose(backend: Backend, not_native: str | None) -> str:
+    if backend == "native" and not_native is not None:
+        raise ConfigError(f"backend = 'native' is not possible: {not_native}")
+    return "eager" if backend == "eager" or not_native is not None else "native"
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Bool[Tensor, "queries keys"]:
@@ -136,7 +156,7 @@ def hyper_attention(
     for weight in value_weights:
         check(tuple(weight.shape) == shape, "value_weights", tuple(weight.shape), f"[H, Dv, Dv] is {shape} here")
     check(0.0 <= dropout < 1.0, "dropout", dropout, "a probability from 0 up to, not including, 1")
-    choose_backend(backend)
+    check_backend(backend)
     query, key, value = _same_batch(query, key, value)
     score_shape = (*query.shape[:-1], num_keys)
     for field, tensor in (("bias", bias), ("mask", mask)):
@@ -155,12 +175,31 @@ def hyper_attention(
         causal_QK = causal_mask(num_queries, num_keys, query.device)
         allowed = causal_QK if allowed is None else allowed & causal_QK
 
+    scale = 1.0 / math.sqrt(qk_depth) if scale is None else scale
+    if backend != "eager":
+        dtypes = {tensor.dtype for tensor in (query, key, value, bias) if tensor is not None}
+        widths = (heads * qk_depth, heads * value.shape[-1])
+        reason = native.unsupported(query.device.type, dtypes, chosen.value_network.depth, widths)
+        reason = "it returns no codes" if return_codes else reason
+        if _choose(backend, reason) == "native":
+            return native.attention(
+                query,
+                key,
+                value,
+                chosen,
+                scale=scale,
+                bias=bias,
+                allowed=allowed,
+                dropout=dropout,
+                dropout_shared=dropout_shared,
+            )
+
     out, codes = eager.attention(
         query,
         key,
         value,
         chosen,
-        scale=1.0 / math.sqrt(qk_depth) if scale is None else scale,
+        scale=scale,
         bias=bias,
         allowed=allowed,
         value_weights=value_weights,

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from hyla.attention.functional import Backend, choose_backend, hyper_attention
+from hyla.attention.functional import Backend, check_backend, hyper_attention
 from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.attention.positions import RelativeBias, rotate
 from hyla.errors import check
@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module):
         check(0.0 <= dropout < 1.0, "dropout", dropout, "a probability from 0 up to, not including, 1")
         choices = get_args(Positions)
         check(positions in choices, "positions", positions, f"choose from {', '.join(choices)}")
-        choose_backend(backend)
+        check_backend(backend)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.qk_depth, self.v_depth = qk_dim // num_heads, v_dim // num_heads
         self.mechanism = resolve_mechanism(mechanism, score_norm, value_network)

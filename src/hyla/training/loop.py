@@ -30,6 +30,8 @@ from hyla.training.config import TrainConfig, config_from_dict, config_to_dict, 
 from hyla.training.optimizer import learning_rate, make_optimizer
 from hyla.training.trackers import open_trackers
 
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}  # of the attention's inputs
+
 EVAL_BATCH = 512  # sequences evaluated at once; a constant, so that scores do not depend on the training batch
 
 Progress = Callable[[dict[str, Any]], None]
@@ -144,7 +146,9 @@ class Environment:
     def now(config: TrainConfig, device: torch.device) -> Environment:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         machine = f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-        backend = choose_backend(config.model.backend)
+        dtype = DTYPES[config.training.precision]
+        depth = config.model.value_network.depth
+        backend = choose_backend(config.model.backend, device=device.type, dtype=dtype, depth=depth)
         python = platform.python_version()
         return Environment(hyla.__version__, torch.__version__, python, machine, name, torch.get_num_threads(), backend)
 
