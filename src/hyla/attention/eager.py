@@ -56,14 +56,20 @@ def apply_value_network(
     return torch.einsum("...hqk,...qkd->...hqd", code_BHQK, hidden_BQKD)
 
 
-def drop_codes(code_BHQK: Tensor, dropout: float, shared: bool) -> Tensor:
-    """Attention dropout: zero a share of the codes and divide the rest by `1 - dropout`.
+def draw_keep(
+    score_shape: Sequence[int], dropout: float, shared: bool, device: torch.device | None = None
+) -> Bool[Tensor, "..."]:
+    """A dropout mask for scores of this shape, True = kept, from torch's global generator.
 
     shared: one mask `[Q, K]` for the whole batch and all heads, as in the public code, so that a pair keeps its whole
     code or loses it; otherwise every number of every code is dropped independently.
     """
-    shape = code_BHQK.shape[-2:] if shared else code_BHQK.shape
-    keep = torch.rand(shape, device=code_BHQK.device, dtype=torch.float32) >= dropout
+    shape = tuple(score_shape)[-2:] if shared else tuple(score_shape)
+    return torch.rand(shape, device=device, dtype=torch.float32) >= dropout
+
+
+def drop_codes(code_BHQK: Tensor, keep: Bool[Tensor, "..."], dropout: float) -> Tensor:
+    """Attention dropout: zero the codes that are not kept and divide the rest by `1 - dropout`."""
     return code_BHQK * keep / (1.0 - dropout)
 
 
@@ -78,9 +84,10 @@ def attention(
     allowed: Bool[Tensor, "..."] | None = None,
     value_weights: Sequence[Float[Tensor, "heads depth depth"]] = (),
     dropout: float = 0.0,
-    dropout_shared: bool = False,
+    keep: Bool[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "*batch heads queries depth"], Float[Tensor, "*batch heads queries keys"]]:
-    """(output, codes). `bias` is added to the scaled scores; `allowed` (True = may attend) broadcasts to them.
+    """(output, codes). `bias` is added to the scaled scores; `allowed` (True = may attend) and the dropout mask `keep`
+    broadcast to them.
 
     Half precision is lifted to float32 here and rounded once, at the end, by the caller.
     """
@@ -91,7 +98,7 @@ def attention(
         if bias is not None:
             score_BHQK = score_BHQK + bias.to(compute)
         code_BHQK = normalise_scores(score_BHQK, allowed, mechanism.score_norm)
-        used_BHQK = drop_codes(code_BHQK, dropout, dropout_shared) if dropout > 0.0 else code_BHQK
+        used_BHQK = code_BHQK if keep is None else drop_codes(code_BHQK, keep, dropout)
         weights = [weight.to(compute) for weight in value_weights]
         return apply_value_network(used_BHQK, value_BHKD, mechanism.value_network, weights), code_BHQK
 

@@ -104,6 +104,7 @@ def hyper_attention(
     value_weights: Sequence[Float[Tensor, "heads depth depth"]] = (),
     dropout: float = 0.0,
     dropout_shared: bool = False,
+    keep: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
     return_codes: bool = False,
     backend: Backend = "auto",
@@ -128,6 +129,8 @@ def hyper_attention(
         value_weights: `depth - 2` tensors `[H, Dv, Dv]` (outputs, inputs), the further layers of the value network.
         dropout: probability of dropping codes, after normalisation; the caller passes 0 in evaluation.
         dropout_shared: one dropout mask `[Q, K]` for the whole batch and all heads (the public code's).
+        keep: the dropout mask itself, broadcast to `[..., H, Q, K]` (True = kept), instead of one drawn from torch's
+            global generator; for callers that must repeat it.
         scale: of the scores; 1/sqrt(D) by default.
         return_codes: also return the codes `[..., H, Q, K]`, before dropout; the output is the same.
         backend: `auto` or a name; a backend asked for by name that cannot run raises an error.
@@ -175,6 +178,8 @@ def hyper_attention(
         causal_QK = causal_mask(num_queries, num_keys, query.device)
         allowed = causal_QK if allowed is None else allowed & causal_QK
 
+    if dropout > 0.0 and keep is None:
+        keep = eager.draw_keep(score_shape, dropout, dropout_shared, query.device)
     scale = 1.0 / math.sqrt(qk_depth) if scale is None else scale
     if backend != "eager":
         dtypes = {tensor.dtype for tensor in (query, key, value, bias) if tensor is not None}
@@ -191,7 +196,7 @@ def hyper_attention(
                 bias=bias,
                 allowed=allowed,
                 dropout=dropout,
-                dropout_shared=dropout_shared,
+                keep=keep,
             )
 
     out, codes = eager.attention(
@@ -204,7 +209,7 @@ def hyper_attention(
         allowed=allowed,
         value_weights=value_weights,
         dropout=dropout,
-        dropout_shared=dropout_shared,
+        keep=keep,
     )
     out = _round_to(out, value.dtype)
     return (out, _round_to(codes, query.dtype)) if return_codes else out

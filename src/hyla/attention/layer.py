@@ -129,6 +129,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         bias: Float[Tensor, "..."] | None = None,
         select: slice | None = None,
+        keep: Bool[Tensor, "..."] | None = None,
         return_codes: bool = False,
     ) -> Any:
         """Output `[..., Q, E]`, or the pair (output, codes `[..., H, Q, K]`) with `return_codes`.
@@ -136,7 +137,8 @@ class MultiHeadAttention(nn.Module):
         context: tokens to attend to (cross-attention); `x` itself by default. mask: broadcasts to `[..., H, Q, K]`,
         boolean (True = may attend) or additive. key_mask: `[..., K]`, True = a real token, False = padding. bias: added to
         the scaled scores besides the layer's own. select: only these queries are computed (Q is then their number);
-        positions, `mask` and `bias` still refer to all queries.
+        positions, `mask` and `bias` still refer to all queries. keep: the dropout mask of the computed queries, as in
+        `hyper_attention`, where it must be repeated.
         """
         source = x if context is None else context
         num_queries, num_keys = x.shape[-2], source.shape[-2]
@@ -172,6 +174,7 @@ class MultiHeadAttention(nn.Module):
             value_weights=list(self.value_weights),
             dropout=self.dropout if self.training else 0.0,
             dropout_shared=self.dropout_shared,
+            keep=keep if self.training else None,
             return_codes=return_codes,
             backend=self.backend,
         )

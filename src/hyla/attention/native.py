@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import math
 import os
 import platform
 import shutil
@@ -148,18 +147,12 @@ def attention(
     bias: Tensor | None = None,
     allowed: Tensor | None = None,
     dropout: float = 0.0,
-    dropout_shared: bool = False,
+    keep: Tensor | None = None,
 ) -> Tensor:
-    """The output of `eager.attention`, `[..., H, Q, Dv]` laid out as `[..., Q, H, Dv]` in memory.
-
-    Dropout draws the same random numbers as eager does.
-    """
-    batch, (num_queries, num_keys) = query.shape[:-3], (query.shape[-2], key.shape[-2])
-    keep = None
-    if dropout > 0.0:
-        shape = (num_queries, num_keys) if dropout_shared else (*query.shape[:-1], num_keys)
-        kept = torch.rand(shape, device=query.device, dtype=torch.float32) >= dropout
-        keep = kept.to(query.dtype) / (1.0 - dropout)
+    """The output of `eager.attention`, `[..., H, Q, Dv]` laid out as `[..., Q, H, Dv]` in memory."""
+    batch, num_keys = query.shape[:-3], key.shape[-2]
+    if keep is not None:
+        keep = keep.to(query.dtype) / (1.0 - dropout)
     network = mechanism.value_network
     out_BHQD = native_attention(
         query.reshape(-1, *query.shape[-3:]),
@@ -197,9 +190,7 @@ _INPUTS = (
 
 @torch.library.custom_op("hyla::native_attention", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
 def native_attention(query, key, value, bias, mask, keep, scale, score_norm, depth, activation):
-    functions = load(
-        query.dtype, score_norm, depth, activation, query.shape[1], query.shape[3], value.shape[3]
-    )
+    functions = load(query.dtype, score_norm, depth, activation, query.shape[1], query.shape[3], value.shape[3])
     call, out, _alive = _call(functions, query, key, value, bias, mask, keep, scale)
     call.out = _describe(out)
     _run(functions.hyla_forward, call)
@@ -214,9 +205,7 @@ def native_attention(query, key, value, bias, mask, keep, scale, score_norm, dep
 def native_attention_backward(
     grad, query, key, value, bias, mask, keep, scale, score_norm, depth, activation, wants_bias
 ):
-    functions = load(
-        query.dtype, score_norm, depth, activation, query.shape[1], query.shape[3], value.shape[3]
-    )
+    functions = load(query.dtype, score_norm, depth, activation, query.shape[1], query.shape[3], value.shape[3])
     call, _, _alive = _call(functions, query, key, value, bias, mask, keep, scale)
     call.out = _describe(grad)
     grads = tuple(_token_major(tensor) for tensor in (query, key, value))
@@ -379,4 +368,9 @@ def _(info, in_dims, *args):
         tensors[4] = bias.expand(members, *bias.shape[1:])
     *grads, grad_bias = native_attention_backward(*tensors, *args[7:])
     grads = [grad.unflatten(0, (members, -1)) for grad in grads]
-    return (*grads, grad_bias.unflatten(0, (members, -1)) if args[-1] else grad_bias), (0, 0, 0, 0 if args[-1] else None)
+    return (*grads, grad_bias.unflatten(0, (members, -1)) if args[-1] else grad_bias), (
+        0,
+        0,
+        0,
+        0 if args[-1] else None,
+    )

@@ -20,7 +20,8 @@ class Mixture(nn.Module):
     and is deterministic.
 
     The load-balancing loss is that of Switch Transformers (Fedus et al. 2022, equation 4), `X sum_x f_x p_x`, f the share
-    of assignments and p the mean router probability of an expert, over real tokens only; 1 when balanced.
+    of assignments and p the mean router probability of an expert, over real tokens only; 1 when balanced. With `top_k` 1
+    the renormalised gate is 1, so that only this loss trains the router.
     """
 
     def __init__(self, width: int, hidden: int, num_experts: int = 4, top_k: int = 2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Shaped
 from torch import Tensor, nn
 
 from hyla.attention import MultiHeadAttention, ValueNetwork, resolve_mechanism, sinusoidal
+from hyla.attention.eager import draw_keep
 from hyla.attention.functional import Backend
 from hyla.attention.mechanisms import Activation, MechanismName, ScoreNorm
 from hyla.configs import check_types
@@ -142,11 +144,11 @@ class Block(nn.Module):
             self.mlp = (FeedForward if config.mlp == "gelu" else SwiGLU)(config.embed_dim, config.mlp_dim)
 
     def forward(
-        self, x: Tensor, key_mask: Tensor | None, select: slice | None, return_codes: bool
+        self, x: Tensor, key_mask: Tensor | None, select: slice | None, keep: Tensor | None, return_codes: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(output, codes, load-balancing loss); of the queries in `select` only, where given."""
         attended = self.attention(
-            self.norm1(x), key_mask=key_mask, causal=self.causal, select=select, return_codes=return_codes
+            self.norm1(x), key_mask=key_mask, causal=self.causal, select=select, keep=keep, return_codes=return_codes
         )
         attended, codes = attended if return_codes else (attended, None)
         if select is not None:
@@ -198,13 +200,15 @@ class Transformer(nn.Module):
         *,
         predict_at: slice | None = None,
         key_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        keep: Sequence[Bool[Tensor, "..."]] | None = None,
         return_codes: bool = False,
     ) -> TransformerOutput:
         """Predictions for `inputs [B, T, input_dim]` (token ids `[B, T]` with a vocabulary).
 
         predict_at: only these positions are answered, and the last block computes only them: the same numbers for less
         work (a mixture's balance then also counts only these tokens in the last block). key_mask: `[B, T]`, True = a real
-        token. return_codes: also the latent codes of every block (the last block's for the answered positions only).
+        token. keep: a dropout mask per block, as `draw_keep` draws them, where they must be repeated. return_codes: also
+        the latent codes of every block (the last block's for the answered positions only).
         """
         x = self.embedding(inputs)
         if self.config.positions == "sinusoidal":
@@ -212,13 +216,26 @@ class Transformer(nn.Module):
         codes, balances = [], []
         for depth, block in enumerate(self.blocks, 1):
             select = predict_at if depth == len(self.blocks) else None
-            x, code, balance = block(x, key_mask, select, return_codes)
+            x, code, balance = block(x, key_mask, select, keep[depth - 1] if keep else None, return_codes)
             codes.append(code)
             balances.append(balance)
         x = self.norm(x)
         predictions = x @ self.embedding.weight.T / self.config.embed_dim**0.5 if self.head is None else self.head(x)
         balance_loss = torch.stack(balances).mean() if self.config.mlp == "mixture" else None
         return TransformerOutput(predictions, tuple(codes) if return_codes else None, balance_loss)
+
+    def draw_keep(self, batch_size: int, num_tokens: int, predict_at: slice | None = None) -> list[Tensor]:
+        """The attention dropout masks of one forward pass, block by block as the blocks themselves would draw them; none
+        without dropout."""
+        config, device = self.config, self.norm.weight.device
+        if config.attention_dropout == 0.0:
+            return []
+        masks = []
+        for depth in range(1, config.num_layers + 1):
+            queries = range(num_tokens)[predict_at or slice(None)] if depth == config.num_layers else range(num_tokens)
+            shape = (batch_size, config.num_heads, len(queries), num_tokens)
+            masks.append(draw_keep(shape, config.attention_dropout, config.dropout_shared, device))
+        return masks
 
     @property
     def num_parameters(self) -> int:

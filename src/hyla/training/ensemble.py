@@ -2,14 +2,14 @@
 
 Each member is an ordinary :class:`Trainer` with its own folder, data, dropout, learning rate, weight decay and clipping;
 only the forward and backward pass are shared (`torch.func.vmap` over stacked parameters). A member's parameters are views
-into the stack, so that evaluation, checkpoints and the optimiser work on them as on any model, and a member ends as the run it
-would have been alone (to rounding: a batched product may add in another order). A member that diverges ends alone.
+into the stack, so that evaluation, checkpoints and the optimiser work on them as on any model, and a member ends as the
+run it would have been alone (to rounding: a batched product may add in another order). A member that diverges ends alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,7 +37,7 @@ from hyla.training.optimizer import learning_rate
 AXES = ("seeds", "lr", "weight_decay")
 
 
-def member_configs(base: TrainConfig, axes: dict[str, Sequence[float]]) -> list[TrainConfig]:
+def member_configs(base: TrainConfig, axes: Mapping[str, Sequence[int | float]]) -> list[TrainConfig]:
     """The grid over `axes`: `seeds` = [n] for the n seeds from `base.seed` on, `lr` and `weight_decay` values.
 
     Raises ConfigError for an axis that does not exist or has no value.
@@ -145,7 +145,7 @@ class Ensemble:
         keeps = []
         for member in self.alive:
             seed_dropout(member.config.seed, member.step)
-            keeps.append(model.draw_keep(loop.batch_size, task.predict_at))
+            keeps.append(model.draw_keep(loop.batch_size, task.sequence_length, task.predict_at))
         keep = [torch.stack(layer) for layer in zip(*keeps, strict=True)]
 
         def member_loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, keep: list[Tensor]) -> Tensor:
