@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from hyla import cli
+from hyla.attention import choose_backend
 from hyla.runs import open_run
 
 SMALL = (
@@ -60,6 +61,8 @@ MISTAKES = {
     "train sraven --task.split-seed official-7": r"task.split_seed = 'official-7'",
     "train logic --device cuda:99": r"training.device = 'cuda:99' is not possible here",
     "train logic --device quantum": r"training.device = 'quantum'",
+    "train logic --ensemble seeds=x": r"ensemble = 'seeds=x'",
+    "train logic --ensemble heads=2": r"axes are seeds, lr, weight_decay",
     "train goal": r"invalid choice: 'goal'",
     "trian logic": r"invalid choice: 'trian'",
     "compare logic --mechanisms softmax,hylla": r"mechanisms = 'hylla'",
@@ -148,7 +151,7 @@ def test_train_evaluate_and_repeat(capsys, tmp_path):
     assert "held_out" in out
     config = open_run("a").config
     assert (config["model"]["mechanism"], config["seed"], config["task"]["num_points"]) == ("softmax", 3, 4)
-    assert config["run"]["backend"] == "eager"
+    assert config["run"]["backend"] == choose_backend("auto")
     lines = open_run("a").metrics.read()
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert set(lines[0]) == {"step", "loss", "learning_rate", "gradient_norm", "steps_per_second"}
@@ -257,6 +260,19 @@ def test_compare_trains_what_is_missing_and_nothing_twice(capsys, tmp_path):
     assert after == before
     seeds = {path.name: open_run(path).config for path in (tmp_path / "c" / "runs").iterdir()}
     assert all(config["task"]["split_seed"] == config["seed"] for config in seeds.values())
+
+
+def test_ensemble(capsys, tmp_path):
+    flags = ["train", "logic", *SMALL, "--ensemble", "seeds=2", "lr=1e-3,3e-3", "--out", "grid"]
+    status, out, _ = run(capsys, *flags)
+    assert status == 0
+    names = sorted(path.name for path in (tmp_path / "grid").iterdir())
+    assert names == ["seed0-lr0.001-wd0.1", "seed0-lr0.003-wd0.1", "seed1-lr0.001-wd0.1", "seed1-lr0.003-wd0.1"]
+    assert all(name in out for name in names)
+    assert all(open_run(tmp_path / "grid" / name).state == "finished" for name in names)
+    status, _, err = run(capsys, "resume", "grid")
+    assert status == 2
+    assert "all 4 members in grid have ended" in err
 
 
 def test_version(capsys):

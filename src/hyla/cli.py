@@ -47,12 +47,14 @@ Examples:
   hyla train {task} --mechanism hyla --steps 3000 --seed 0 --out runs/first
   hyla train {task} --preset paper --mechanism softmax --task.split-seed official-0
   hyla train {task} --config runs/first/config.json --seed 1 --out runs/second
-  hyla train {task} --model.num-layers 3 --optimizer.clip-norm 1 --training.precision bf16"""
+  hyla train {task} --model.num-layers 3 --optimizer.clip-norm 1 --training.precision bf16
+  hyla train {task} --ensemble seeds=2 lr=1e-3,3e-3 --out runs/grid"""
 
 
 def train_command(argv: list[str]) -> int:
     task, argv = _task("hyla train", "Train one model on a task.", argv)
     from hyla.training.config import PRESETS, TrainConfig
+    from hyla.training.ensemble import Ensemble, member_configs
     from hyla.training.loop import Trainer
     from hyla.training.trackers import check_trackers
 
@@ -66,6 +68,9 @@ def train_command(argv: list[str]) -> int:
         """default: the paper's sizes and few steps. paper: the paper's steps and schedule too."""
         config: Path | None = None
         """config.json of a run to repeat, or a file that holds some of its keys."""
+        ensemble: tuple[str, ...] = ()
+        """Train many runs as one model: seeds=8, or a grid such as seeds=2 lr=1e-3,3e-3 weight_decay=0.1,0.03. Each
+        becomes an ordinary run in a folder of --out."""
 
     base, argv = _base_config(task, argv, PRESETS)
     description = TRAIN.format(task=task, shortcuts=_shortcut_text())
@@ -74,6 +79,9 @@ def train_command(argv: list[str]) -> int:
     name = f"{task}-{config.model.mechanism}-seed{config.seed}"
     out = arguments.out or Path("runs") / name
     check_trackers(config)
+    if arguments.ensemble:
+        configs = member_configs(config, _ensemble_axes(arguments.ensemble))
+        return _run_ensemble(Ensemble.start(configs, out), out)
     trainer = Trainer.start(config, out)
     return _run_trainer(trainer, out)
 
@@ -95,11 +103,15 @@ def resume_command(argv: list[str]) -> int:
 
     arguments = _parse(Resume, argv, "hyla resume", RESUME)
     from hyla.experiments.engine import watch_engine
+    from hyla.training.ensemble import Ensemble, is_ensemble
     from hyla.training.loop import Trainer
 
+    if is_ensemble(arguments.run):
+        ensemble = Ensemble.resume(arguments.run)
+        _show_notes([f"{member.folder.name}: {note}" for member in ensemble.members for note in member.notes])
+        return _run_ensemble(ensemble, arguments.run)
     trainer = Trainer.resume(arguments.run)
-    for note in trainer.notes:
-        errors.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    _show_notes(trainer.notes)
     with watch_engine() as check_engine:
         return _run_trainer(trainer, arguments.run, lambda line: check_engine())
 
@@ -124,6 +136,49 @@ def _run_trainer(trainer: Any, out: Path, watch: Callable[[dict[str, Any]], None
     console.print(_score_table(result["splits"], result["ceiling"], f"{title}, {result['step']} steps"))
     console.print(f"{out / 'result.json'}", highlight=False)
     return 0
+
+
+def _show_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        errors.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _ensemble_axes(words: Sequence[str]) -> dict[str, list[int | float]]:
+    """`seeds=8 lr=1e-3,3e-3` as {"seeds": [8], "lr": [0.001, 0.003]}."""
+    axes: dict[str, list[int | float]] = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        try:
+            axes[name] = [int(value) if name == "seeds" else float(value) for value in values.split(",")]
+        except ValueError:
+            raise ConfigError(
+                f"ensemble = {word!r} is not possible: write NAME=NUMBER,NUMBER, such as seeds=8"
+            ) from None
+    return axes
+
+
+def _run_ensemble(ensemble: Any, out: Path) -> int:
+    first = ensemble.members[0]
+    steps, count = first.config.training.steps, len(ensemble.members)
+    title = f"{first.config.task_name} {first.config.model.mechanism}, {count} members"
+    console.print(f"{title}, from step {ensemble.step}, on {first.device}, into {out}", highlight=False)
+    with _bar() as bar:
+        line_of = bar.add_task(title, total=steps, completed=ensemble.step, note="")
+
+        def progress(line: dict[str, Any]) -> None:
+            note = f"{line['steps_per_second'] * len(ensemble.alive):.0f} member steps/s"
+            bar.update(line_of, completed=line["step"], note=note)
+
+        results = ensemble.run(progress)
+    metric = first.task.headline
+    table = Table(title=f"{title}: {metric}", title_justify="left", title_style="bold")
+    for name in ("member", "state", *first.task.splits):
+        table.add_column(name)
+    for name, result in results.items():
+        scores = [f"{result['splits'][s][metric]:.4f}" if result["splits"] else "–" for s in first.task.splits]
+        table.add_row(name, result["state"], *scores)
+    console.print(table)
+    return 0 if all(result["state"] == "finished" for result in results.values()) else 1
 
 
 # --- evaluate ---------------------------------------------------------------------------------------------------------

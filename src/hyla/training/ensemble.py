@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyla.errors import ConfigError, DivergedError, RunError, check
-from hyla.runs import check_free
+from hyla.runs import CONFIG, RESULT, check_free
 from hyla.tasks.base import Batch
 from hyla.training.checkpoint import is_whole, list_checkpoints
 from hyla.training.config import TrainConfig, config_to_dict
@@ -60,6 +60,11 @@ def member_name(config: TrainConfig) -> str:
     """The folder of a member."""
     optimizer = config.optimizer
     return f"seed{config.seed}-lr{optimizer.lr:g}-wd{optimizer.weight_decay:g}"
+
+
+def is_ensemble(folder: Path) -> bool:
+    """Whether a folder holds the members of an ensemble rather than a run."""
+    return not (folder / CONFIG).exists() and next(folder.glob(f"*/{CONFIG}"), None) is not None
 
 
 def check_stackable(configs: Sequence[TrainConfig]) -> None:
@@ -110,10 +115,10 @@ class Ensemble:
     @classmethod
     def resume(cls, folder: Path | str) -> Ensemble:
         """The members in `folder` that have not ended, from the newest step that all of them have whole."""
-        paths = sorted(path.parent for path in Path(folder).glob("*/config.json"))
+        paths = sorted(path.parent for path in Path(folder).glob(f"*/{CONFIG}"))
         if not paths:
             raise RunError(f"no member of an ensemble in {folder}")
-        begun = [path for path in paths if not (path / "result.json").exists()]
+        begun = [path for path in paths if not (path / RESULT).exists()]
         if not begun:
             raise RunError(f"all {len(paths)} members in {folder} have ended; nothing to resume")
         whole = [{step for step, path in list_checkpoints(run / "checkpoints") if is_whole(path)} for run in begun]
