@@ -73,6 +73,25 @@ def drop_codes(code_BHQK: Tensor, keep: Bool[Tensor, "..."], dropout: float) -> 
     return code_BHQK * keep / (1.0 - dropout)
 
 
+def latent_codes(
+    query_BHQD: Float[Tensor, "*batch heads queries qk_depth"],
+    key_BHKD: Float[Tensor, "*batch heads keys qk_depth"],
+    score_norm: ScoreNorm,
+    *,
+    scale: float,
+    bias: Float[Tensor, "..."] | None = None,
+    allowed: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "*batch heads queries keys"]:
+    """The codes, before dropout, in float32 or better. `bias` is added to the scaled scores; `allowed` (True = may attend)
+    broadcasts to them."""
+    compute = torch.promote_types(query_BHQD.dtype, torch.float32)
+    with torch.autocast(query_BHQD.device.type, enabled=False):
+        score_BHQK = query_BHQD.to(compute) @ key_BHKD.to(compute).transpose(-1, -2) * scale
+        if bias is not None:
+            score_BHQK = score_BHQK + bias.to(compute)
+        return normalise_scores(score_BHQK, allowed, score_norm)
+
+
 def attention(
     query_BHQD: Float[Tensor, "*batch heads queries qk_depth"],
     key_BHKD: Float[Tensor, "*batch heads keys qk_depth"],
@@ -86,21 +105,17 @@ def attention(
     dropout: float = 0.0,
     keep: Bool[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "*batch heads queries depth"], Float[Tensor, "*batch heads queries keys"]]:
-    """(output, codes). `bias` is added to the scaled scores; `allowed` (True = may attend) and the dropout mask `keep`
-    broadcast to them.
+    """(output, codes before dropout), with `bias` and `allowed` as in `latent_codes`; `keep`, the dropout mask, broadcasts
+    to the codes.
 
     Half precision is lifted to float32 here and rounded once, at the end, by the caller.
     """
-    compute = torch.promote_types(query_BHQD.dtype, torch.float32)
+    code_BHQK = latent_codes(query_BHQD, key_BHKD, mechanism.score_norm, scale=scale, bias=bias, allowed=allowed)
     with torch.autocast(query_BHQD.device.type, enabled=False):
-        query_BHQD, key_BHKD, value_BHKD = query_BHQD.to(compute), key_BHKD.to(compute), value_BHKD.to(compute)
-        score_BHQK = query_BHQD @ key_BHKD.transpose(-1, -2) * scale
-        if bias is not None:
-            score_BHQK = score_BHQK + bias.to(compute)
-        code_BHQK = normalise_scores(score_BHQK, allowed, mechanism.score_norm)
         used_BHQK = code_BHQK if keep is None else drop_codes(code_BHQK, keep, dropout)
-        weights = [weight.to(compute) for weight in value_weights]
-        return apply_value_network(used_BHQK, value_BHKD, mechanism.value_network, weights), code_BHQK
+        weights = [weight.to(code_BHQK.dtype) for weight in value_weights]
+        out_BHQD = apply_value_network(used_BHQK, value_BHKD.to(code_BHQK.dtype), mechanism.value_network, weights)
+    return out_BHQD, code_BHQK
 
 
 def generate_value_network(

@@ -185,9 +185,10 @@ def hyper_attention(
         dtypes = {tensor.dtype for tensor in (query, key, value, bias) if tensor is not None}
         widths = (heads * qk_depth, heads * value.shape[-1])
         reason = native.unsupported(query.device.type, dtypes, chosen.value_network.depth, widths)
-        reason = "it returns no codes" if return_codes else reason
+        if native.transformed():
+            reason = "torch.func and forward-mode differentiation need operators of torch's own"
         if _choose(backend, reason) == "native":
-            return native.attention(
+            out = native.attention(
                 query,
                 key,
                 value,
@@ -198,6 +199,10 @@ def hyper_attention(
                 dropout=dropout,
                 keep=keep,
             )
+            if not return_codes:
+                return out
+            codes = eager.latent_codes(query, key, chosen.score_norm, scale=scale, bias=bias, allowed=allowed)
+            return out, codes
 
     out, codes = eager.attention(
         query,

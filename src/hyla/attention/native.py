@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import forward_ad
 
 from hyla.attention import eager
 from hyla.attention.mechanisms import Mechanism, ValueNetwork
@@ -137,6 +139,14 @@ def unsupported(device: str, dtypes: set[torch.dtype], depth: int, widths: tuple
     return None if reason is None else f"its C code could not be built: {reason}"
 
 
+@torch.compiler.assume_constant_result
+def transformed() -> bool:
+    """Whether torch.func, or forward-mode differentiation, takes a derivative here: custom operators have no rule for it.
+    vmap alone is fine."""
+    below = get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any(level.key() == TransformType.Grad for level in below)
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -151,23 +161,24 @@ def attention(
 ) -> Tensor:
     """The output of `eager.attention`, `[..., H, Q, Dv]` laid out as `[..., Q, H, Dv]` in memory."""
     batch, num_keys = query.shape[:-3], key.shape[-2]
+    size = batch.numel()
     if keep is not None:
         keep = keep.to(query.dtype) / (1.0 - dropout)
     network = mechanism.value_network
     out_BHQD = native_attention(
-        query.reshape(-1, *query.shape[-3:]),
-        key.reshape(-1, *key.shape[-3:]),
-        value.reshape(-1, *value.shape[-3:]),
+        query.reshape(size, *query.shape[-3:]),
+        key.reshape(size, *key.shape[-3:]),
+        value.reshape(size, *value.shape[-3:]),
         *(_four_axes(tensor, batch, num_keys) for tensor in (bias, allowed, keep)),
         scale,
         mechanism.score_norm,
         network.depth,
         network.activation,
     )
-    return out_BHQD.unflatten(0, batch) if len(batch) != 1 else out_BHQD
+    return out_BHQD.reshape(*batch, *out_BHQD.shape[1:])
 
 
-def _four_axes(tensor: Tensor | None, batch: tuple[int, ...], num_keys: int) -> Tensor | None:
+def _four_axes(tensor: Tensor | None, batch: torch.Size, num_keys: int) -> Tensor | None:
     """Something that broadcasts to `[*batch, H, Q, K]` as `[1 or B, 1 or H, 1 or Q, K]`."""
     if tensor is None:
         return None
@@ -176,7 +187,7 @@ def _four_axes(tensor: Tensor | None, batch: tuple[int, ...], num_keys: int) -> 
         tensor = tensor.unsqueeze(0)
     if all(size == 1 for size in tensor.shape[:-3]):
         return tensor.reshape(1, *tensor.shape[-3:])
-    return tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
 
 
 # What the operators take: tensors [B, H, T, D] with any strides; bias, mask (boolean) and keep (the factor of each code
