@@ -226,11 +226,12 @@ def native_attention_backward(
         return *grads, query.new_empty(0)
     # Threads share the entries of a bias that serves several sequences, so each adds to a copy of its own.
     copies = call.threads if bias.shape[0] < query.shape[0] else 1
-    partial = query.new_zeros(copies, *bias.shape[:-1], _padded(functions, bias.shape[-1]))
-    call.grad_bias = _describe(partial[0], query.shape[0])
+    entries, heads, num_queries, num_keys = bias.shape
+    partial = query.new_zeros(copies, entries, num_queries, heads, _padded(functions, num_keys))
+    call.grad_bias = _describe(partial[0].transpose(1, 2), query.shape[0])
     call.part_bias = partial.stride(0)
     _run(functions.hyla_backward, call)
-    return *grads, partial.sum(0)[..., : bias.shape[-1]].contiguous()
+    return *grads, partial.sum(0).transpose(1, 2)[..., :num_keys].contiguous()
 
 
 class _Tensor(ctypes.Structure):
@@ -278,9 +279,10 @@ def _call(functions, query, key, value, bias, mask, keep, scale) -> tuple[_Call,
     alive = []
     for name, tensor in (("bias", bias), ("mask", mask), ("keep", keep)):
         if tensor is not None:
+            # All heads of a query side by side, since they are read together.
             pad = _padded(functions, tensor.shape[-1]) - tensor.shape[-1]
-            padded = F.pad(tensor.to(query.dtype), (0, pad)).contiguous()
-            setattr(call, name, _describe(padded, batch))
+            padded = F.pad(tensor.to(query.dtype).transpose(1, 2), (0, pad)).contiguous()
+            setattr(call, name, _describe(padded.transpose(1, 2), batch))
             alive.append(padded)
     return call, out, alive
 
