@@ -6,6 +6,7 @@
      NORM          SOFTMAX, NONE or RMS_HEAD
      DEPTH         1 (ordinary attention) or 2 (the value network of HYLA)
      ACTIVATION    IDENTITY, RELU, SILU or GELU
+     BYTES         at most how wide a vector is: narrower ones can waste less on padding
 
    Vectors run over the keys of one query, W at a time (a tile): per query everything stays in the first-level cache, and
    the latent codes, the hidden layer and their gradients never reach memory. The last tile is padded with keys of 0.
@@ -23,11 +24,12 @@
 #define SILU 2
 #define GELU 3
 
-#if defined(__AVX512F__)
-#define BYTES 64
-#elif defined(__AVX__)
+#if BYTES == 64 && !defined(__AVX512F__)
+#undef BYTES
 #define BYTES 32
-#else
+#endif
+#if BYTES == 32 && !defined(__AVX__)
+#undef BYTES
 #define BYTES 16
 #endif
 #define W ((int)(BYTES / sizeof(REAL)))
@@ -443,6 +445,25 @@ static int run(const Call *c, int backward) {
                 forward_sequence(c, scratch + part * vectors, b);
     free(scratch);
     return 0;
+}
+
+/* The tanh approximation of GELU, x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3); with `grad`, its derivative
+   times that. Elementwise over contiguous arrays. */
+void hyla_gelu(const REAL *x, const REAL *grad, REAL *out, int64_t count, int64_t parts) {
+    const REAL twice = 2 * 0.79788456080286535588, cubic = 0.044715;
+#pragma omp parallel for num_threads((int)parts) schedule(static)
+    for (int64_t i = 0; i < count; i += W) {
+        const int64_t rest = count - i < W ? count - i : W;
+        vec v = splat(0), g = splat(1);
+        memcpy(&v, x + i, rest == W ? sizeof v : rest * sizeof(REAL));
+        if (grad) memcpy(&g, grad + i, rest == W ? sizeof g : rest * sizeof(REAL));
+        vec s = sigmoid(twice * (v + cubic * v * v * v));
+        if (grad)
+            v = g * (s + v * s * (1 - s) * twice * (1 + 3 * cubic * v * v));
+        else
+            v = v * s;
+        memcpy(out + i, &v, rest == W ? sizeof v : rest * sizeof(REAL));
+    }
 }
 
 int hyla_forward(const Call *c) { return run(c, 0); }
