@@ -6,6 +6,7 @@
      NORM          SOFTMAX, NONE or RMS_HEAD
      DEPTH         1 (ordinary attention) or 2 (the value network of HYLA)
      ACTIVATION    IDENTITY, RELU, SILU or GELU
+     BYTES         at most how wide a vector is: narrower ones can waste less on padding
 
    Vectors run over the keys of one query, W at a time (a tile): per query everything stays in the first-level cache, and
    the latent codes, the hidden layer and their gradients never reach memory. The last tile is padded with keys of 0.
@@ -23,11 +24,12 @@
 #define SILU 2
 #define GELU 3
 
-#if defined(__AVX512F__)
-#define BYTES 64
-#elif defined(__AVX__)
+#if BYTES == 64 && !defined(__AVX512F__)
+#undef BYTES
 #define BYTES 32
-#else
+#endif
+#if BYTES == 32 && !defined(__AVX__)
+#undef BYTES
 #define BYTES 16
 #endif
 #define W ((int)(BYTES / sizeof(REAL)))
@@ -49,7 +51,7 @@ typedef struct {
     int64_t batch, queries, keys, threads;
     double scale;
     Tensor query, key, value;
-    Tensor bias, mask, keep; /* [.., H, Q, keys padded to whole tiles] or data = NULL; mask is 1 where allowed */
+    Tensor bias, mask, keep; /* keys padded to whole tiles; data = NULL: there is none. mask is 1 where allowed */
     Tensor out;              /* forward: the result; backward: its gradient */
     Tensor grad_query, grad_key, grad_value, grad_bias;
     int64_t part_bias; /* distance between the copies of grad_bias, one for each thread */
@@ -149,25 +151,72 @@ static inline REAL *at(const Tensor *tensor, int64_t b, int64_t t) {
     return tensor->data ? tensor->data + b / tensor->group * tensor->batch + t * tensor->token : NULL;
 }
 
+/* Turn a square of W x W numbers: lane j of row i becomes lane i of row j, by swapping ever larger blocks. */
+static inline void turn(vec *rows) {
+#ifdef __clang__
+    for (int i = 0; i < W; i++)
+        for (int j = 0; j < i; j++) {
+            REAL x = rows[i][j];
+            rows[i][j] = rows[j][i];
+            rows[j][i] = x;
+        }
+#else
+#pragma GCC unroll 4
+    for (int s = 1; s < W; s *= 2) {
+        ivec low, high;
+        for (int l = 0; l < W; l++) {
+            low[l] = l & s ? W + l - s : l;
+            high[l] = l & s ? W + l : l + s;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < W; i++)
+            if (!(i & s)) {
+                vec a = rows[i], b = rows[i + s];
+                rows[i] = __builtin_shuffle(a, b, low);
+                rows[i + s] = __builtin_shuffle(a, b, high);
+            }
+    }
+#endif
+}
+
+/* How many of the numbers of one token can be read W at a time. */
+static inline int together(const Tensor *tensor, int depth) {
+    return tensor->depth == 1 && tensor->head == depth ? HEADS * depth / W * W : 0;
+}
+
 /* Keys or values of one sequence, turned so that a vector holds W tokens. */
-static void gather(vec *tiles, const Tensor *from, int64_t b, int64_t tokens, int depth) {
-    const int width = HEADS * depth;
-    if (tokens % W) memset(tiles + tokens / W * width, 0, sizeof(vec) * width);
-    for (int64_t t = 0; t < tokens; t++) {
-        const REAL *row = at(from, b, t);
-        REAL *lane = (REAL *)(tiles + t / W * width) + t % W;
-        for (int h = 0; h < HEADS; h++)
-            for (int d = 0; d < depth; d++) lane[(h * depth + d) * W] = row[h * from->head + d * from->depth];
+static void gather(vec *tiles, const Tensor *from, int64_t b, int64_t tokens, const int depth) {
+    const int width = HEADS * depth, whole = together(from, depth);
+    for (int64_t first = 0; first < tokens; first += W, tiles += width) {
+        const int count = tokens - first < W ? tokens - first : W;
+        for (int j = 0; j < whole; j += W) {
+            vec square[W];
+            for (int i = 0; i < W; i++)
+                square[i] = i < count ? *(const loose *)(at(from, b, first + i) + j) : splat(0);
+            turn(square);
+            for (int i = 0; i < W; i++) tiles[j + i] = square[i];
+        }
+        for (int j = whole; j < width; j++) {
+            const REAL *source = at(from, b, first) + j / depth * from->head + j % depth * from->depth;
+            for (int i = 0; i < W; i++) tiles[j][i] = i < count ? source[i * from->token] : 0;
+        }
     }
 }
 
-static void scatter(const vec *tiles, const Tensor *to, int64_t b, int64_t tokens, int depth) {
-    const int width = HEADS * depth;
-    for (int64_t t = 0; t < tokens; t++) {
-        REAL *row = at(to, b, t);
-        const REAL *lane = (const REAL *)(tiles + t / W * width) + t % W;
-        for (int h = 0; h < HEADS; h++)
-            for (int d = 0; d < depth; d++) row[h * to->head + d * to->depth] = lane[(h * depth + d) * W];
+static void scatter(const vec *tiles, const Tensor *to, int64_t b, int64_t tokens, const int depth) {
+    const int width = HEADS * depth, whole = together(to, depth);
+    for (int64_t first = 0; first < tokens; first += W, tiles += width) {
+        const int count = tokens - first < W ? tokens - first : W;
+        for (int j = 0; j < whole; j += W) {
+            vec square[W];
+            for (int i = 0; i < W; i++) square[i] = tiles[j + i];
+            turn(square);
+            for (int i = 0; i < count; i++) *(loose *)(at(to, b, first + i) + j) = square[i];
+        }
+        for (int j = whole; j < width; j++) {
+            REAL *target = at(to, b, first) + j / depth * to->head + j % depth * to->depth;
+            for (int i = 0; i < count; i++) target[i * to->token] = tiles[j][i];
+        }
     }
 }
 
@@ -396,6 +445,25 @@ static int run(const Call *c, int backward) {
                 forward_sequence(c, scratch + part * vectors, b);
     free(scratch);
     return 0;
+}
+
+/* The tanh approximation of GELU, x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3); with `grad`, its derivative
+   times that. Elementwise over contiguous arrays. */
+void hyla_gelu(const REAL *x, const REAL *grad, REAL *out, int64_t count, int64_t parts) {
+    const REAL twice = 2 * 0.79788456080286535588, cubic = 0.044715;
+#pragma omp parallel for num_threads((int)parts) schedule(static)
+    for (int64_t i = 0; i < count; i += W) {
+        const int64_t rest = count - i < W ? count - i : W;
+        vec v = splat(0), g = splat(1);
+        memcpy(&v, x + i, rest == W ? sizeof v : rest * sizeof(REAL));
+        if (grad) memcpy(&g, grad + i, rest == W ? sizeof g : rest * sizeof(REAL));
+        vec s = sigmoid(twice * (v + cubic * v * v * v));
+        if (grad)
+            v = g * (s + v * s * (1 - s) * twice * (1 + 3 * cubic * v * v));
+        else
+            v = v * s;
+        memcpy(out + i, &v, rest == W ? sizeof v : rest * sizeof(REAL));
+    }
 }
 
 int hyla_forward(const Call *c) { return run(c, 0); }

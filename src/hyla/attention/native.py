@@ -36,6 +36,10 @@ FLAGS = ("-O3", "-fPIC", "-std=gnu11", "-fno-strict-aliasing", "-fno-math-errno"
 EXTRA_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ())
 
 
+# What is compiled to see whether compiling works.
+_PROBE = ("rms_head", 2, "relu", 1, 1, 1)
+
+
 class BuildError(RuntimeError):
     """native.c could not be compiled or loaded; the message says why."""
 
@@ -75,11 +79,20 @@ def _processor() -> str:
 
 
 @functools.cache
-def load(dtype: torch.dtype, score_norm: str, depth: int, activation: str, heads: int, qk_depth: int, v_depth: int):
+def load(
+    dtype: torch.dtype,
+    score_norm: str,
+    depth: int,
+    activation: str,
+    heads: int,
+    qk_depth: int,
+    v_depth: int,
+    vector_bytes: int = 64,
+) -> ctypes.CDLL:
     """The compiled functions for one mechanism, dtype and set of sizes; BuildError if they cannot be had."""
     real, whole = ("float", "int32_t") if dtype == torch.float32 else ("double", "int64_t")
     macros = {"REAL": real, "INT": whole, "HEADS": heads, "DK": qk_depth, "DV": v_depth, "NORM": score_norm.upper()}
-    macros |= {"DEPTH": depth, "ACTIVATION": activation.upper()}
+    macros |= {"DEPTH": depth, "ACTIVATION": activation.upper(), "BYTES": vector_bytes}
     defines = [f"-D{name}={value}" for name, value in macros.items()]
     failures = []
     for extra in EXTRA_FLAGS:
@@ -119,7 +132,7 @@ def problem() -> str | None:
 @functools.cache
 def _problem() -> str | None:
     try:
-        load(torch.float32, "rms_head", 2, "relu", 1, 1, 1)
+        load(torch.float32, *_PROBE)
     except BuildError as error:
         return str(error)
     return None
@@ -201,7 +214,7 @@ _INPUTS = (
 
 @torch.library.custom_op("hyla::native_attention", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
 def native_attention(query, key, value, bias, mask, keep, scale, score_norm, depth, activation):
-    functions = load(query.dtype, score_norm, depth, activation, query.shape[1], query.shape[3], value.shape[3])
+    functions = _functions(query, value, score_norm, depth, activation)
     call, out, _alive = _call(functions, query, key, value, bias, mask, keep, scale)
     call.out = _describe(out)
     _run(functions.hyla_forward, call)
@@ -216,7 +229,7 @@ def native_attention(query, key, value, bias, mask, keep, scale, score_norm, dep
 def native_attention_backward(
     grad, query, key, value, bias, mask, keep, scale, score_norm, depth, activation, wants_bias
 ):
-    functions = load(query.dtype, score_norm, depth, activation, query.shape[1], query.shape[3], value.shape[3])
+    functions = _functions(query, value, score_norm, depth, activation)
     call, _, _alive = _call(functions, query, key, value, bias, mask, keep, scale)
     call.out = _describe(grad)
     grads = tuple(_token_major(tensor) for tensor in (query, key, value))
@@ -226,11 +239,19 @@ def native_attention_backward(
         return *grads, query.new_empty(0)
     # Threads share the entries of a bias that serves several sequences, so each adds to a copy of its own.
     copies = call.threads if bias.shape[0] < query.shape[0] else 1
-    partial = query.new_zeros(copies, *bias.shape[:-1], _padded(functions, bias.shape[-1]))
-    call.grad_bias = _describe(partial[0], query.shape[0])
+    entries, heads, num_queries, num_keys = bias.shape
+    partial = query.new_zeros(copies, entries, num_queries, heads, _padded(functions, num_keys))
+    call.grad_bias = _describe(partial[0].transpose(1, 2), query.shape[0])
     call.part_bias = partial.stride(0)
     _run(functions.hyla_backward, call)
-    return *grads, partial.sum(0)[..., : bias.shape[-1]].contiguous()
+    return *grads, partial.sum(0).transpose(1, 2)[..., :num_keys].contiguous()
+
+
+def _functions(query: Tensor, value: Tensor, score_norm: str, depth: int, activation: str) -> ctypes.CDLL:
+    num_keys, lanes = value.shape[2], 64 // query.element_size()
+    narrow, wide = (-(-num_keys // width) * width for width in (lanes // 2, lanes))  # keys with their padding
+    sizes = (query.shape[1], query.shape[3], value.shape[3])
+    return load(query.dtype, score_norm, depth, activation, *sizes, 32 if 6 * narrow <= 5 * wide else 64)
 
 
 class _Tensor(ctypes.Structure):
@@ -278,9 +299,10 @@ def _call(functions, query, key, value, bias, mask, keep, scale) -> tuple[_Call,
     alive = []
     for name, tensor in (("bias", bias), ("mask", mask), ("keep", keep)):
         if tensor is not None:
+            # All heads of a query side by side, since they are read together.
             pad = _padded(functions, tensor.shape[-1]) - tensor.shape[-1]
-            padded = F.pad(tensor.to(query.dtype), (0, pad)).contiguous()
-            setattr(call, name, _describe(padded, batch))
+            padded = F.pad(tensor.to(query.dtype).transpose(1, 2), (0, pad)).contiguous()
+            setattr(call, name, _describe(padded.transpose(1, 2), batch))
             alive.append(padded)
     return call, out, alive
 
@@ -385,3 +407,59 @@ def _(info, in_dims, *args):
         0,
         0 if args[-1] else None,
     )
+
+
+@torch.library.custom_op("hyla::native_gelu", mutates_args=(), schema="(Tensor x, Tensor? grad) -> Tensor")
+def native_gelu(x, grad):
+    functions = load(x.dtype, *_PROBE)
+    x = x.contiguous()
+    grad = None if grad is None else grad.contiguous()
+    out = torch.empty_like(x)
+    count = ctypes.c_int64(x.numel())
+    pointers = (ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in (x, grad, out))
+    functions.hyla_gelu(*pointers, count, ctypes.c_int64(torch.get_num_threads()))
+    return out
+
+
+@native_gelu.register_fake
+def _(x, grad):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@native_gelu.register_vmap
+def _(info, in_dims, x, grad):
+    x, grad = (
+        tensor
+        if tensor is None
+        else tensor.expand(info.batch_size, *tensor.shape)
+        if axis is None
+        else tensor.movedim(axis, 0)
+        for tensor, axis in zip((x, grad), in_dims, strict=True)
+    )
+    return native_gelu(x, grad), 0
+
+
+def _gelu_gradient(ctx, grad):
+    x, scale = ctx.saved_tensors
+    if scale is None:
+        return native_gelu(x, grad), None
+    # the second derivative, by torch's own function
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_(), scale.detach().requires_grad_()]
+        first = torch.autograd.grad(F.gelu(leaves[0], approximate="tanh"), leaves[0], leaves[1], create_graph=True)
+        return torch.autograd.grad(first, leaves, grad)
+
+
+native_gelu.register_autograd(_gelu_gradient, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation; torch's own function where this backend cannot run."""
+    if (
+        x.device.type != "cpu"
+        or x.dtype not in (torch.float32, torch.float64)
+        or problem() is not None
+        or transformed()
+    ):
+        return F.gelu(x, approximate="tanh")
+    return native_gelu(x, None)

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hyla.attention import native
+from hyla.attention.functional import Backend
 from hyla.attention.layer import init_fan_in_
 
 
@@ -19,14 +21,17 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 class FeedForward(nn.Module):
-    """`down(gelu(up(x)))` with biases and the tanh approximation of GELU (P1's tasks)."""
+    """`down(gelu(up(x)))` with biases and the tanh approximation of GELU (P1's tasks). Backend eager: torch's own GELU."""
 
-    def __init__(self, width: int, hidden: int):
+    def __init__(self, width: int, hidden: int, backend: Backend = "auto"):
         super().__init__()
         self.up, self.down = linear(width, hidden), linear(hidden, width)
+        self.backend = backend
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        hidden = self.up(x)
+        hidden = F.gelu(hidden, approximate="tanh") if self.backend == "eager" else native.gelu(hidden)
+        return self.down(hidden)
 
 
 class SwiGLU(nn.Module):
