@@ -1,18 +1,13 @@
 """The yardstick of the training step: P1's transformer in textbook PyTorch, trained one step at a time.
 
-    python benchmarks/plain.py [logic|sraven] [softmax|hyla] [--steps 15]
-
 No trick: every position of every layer is computed, scores, codes and hidden vectors are whole tensors, AdamW has its
 default settings. Paper sizes, batch 128, float32, no dropout, inputs drawn once. A test checks that it computes the loss
-of `hyla.models.Transformer` with the same weights (its parameters have the same names). Times on a shared machine compare
-only with times taken in alternation: `step()` below is one step for whoever measures.
+and gradients of `hyla.models.Transformer` with the same weights (its parameters have the same names). `hyla bench train`
+times it in alternation with our own step; times of different runs of a shared machine do not compare.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -140,30 +135,3 @@ def plain_step(task: str, mechanism: str) -> Callable[[], None]:
         optimizer.step()
 
     return step
-
-
-def median_ms(step: Callable[[], object], steps: int = 15, warmup: int = 3) -> float:
-    """Median time of `step()` in milliseconds."""
-    for _ in range(warmup):
-        step()
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("task", nargs="?", choices=SIZES)
-    parser.add_argument("mechanism", nargs="?", choices=("softmax", "hyla"))
-    parser.add_argument("--steps", type=int, default=15)
-    args = parser.parse_args()
-    for task in [args.task] if args.task else SIZES:
-        for mechanism in [args.mechanism] if args.mechanism else ("softmax", "hyla"):
-            print(f"{task} {mechanism}: {median_ms(plain_step(task, mechanism), args.steps):.1f} ms")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,210 @@
+"""How fast it is: our code against a named baseline, in alternation, in one process.
+
+Nothing is timed before it has been found correct: a baseline that computes something else makes its ratio worthless.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from hyla import plain
+from hyla.attention import hyper_attention, resolve_mechanism
+from hyla.attention.mechanisms import MECHANISMS
+from hyla.errors import HylaError, check
+from hyla.tasks.base import Batch
+from hyla.training.config import make_task, preset_default
+from hyla.training.loop import apply_gradients, compute_loss, fresh_model
+from hyla.training.optimizer import make_optimizer
+
+Step = Callable[[], object]
+
+WARMUP = 3
+
+
+class WrongResultError(HylaError):
+    """Our result and the baseline's differ, so neither is timed."""
+
+    exit_status = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """Median milliseconds of ours and of the baseline, and baseline / ours."""
+
+    task: str
+    mechanism: str
+    baseline: str
+    ours_ms: float
+    baseline_ms: float
+    ratio: float
+
+    @staticmethod
+    def of(task: str, mechanism: str, baseline: str, ours: Sequence[float], theirs: Sequence[float]) -> Row:
+        """The ratio is the median of the ratios of neighbouring pairs, which drift less than the times themselves."""
+        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+        return Row(task, mechanism, baseline, statistics.median(ours), statistics.median(theirs), ratio)
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def alternate(first: Step, second: Step, repeats: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of each call of two functions, called in turn after a warm-up."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for index in range(-WARMUP, repeats):
+        for step, taken in zip((first, second), times, strict=True):
+            start = time.perf_counter()
+            step()
+            if index >= 0:
+                taken.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def check_equal(what: str, ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    """Raise WrongResultError if two results differ by more than `tolerance` of the largest magnitude."""
+    error = (ours - theirs).abs().max().item() / max(theirs.abs().max().item(), 1e-30)
+    if not error <= tolerance:
+        raise WrongResultError(f"{what} differs from the baseline's by {error:.2g} of its largest magnitude: not timed")
+
+
+def bench_train(tasks: Sequence[str], mechanisms: Sequence[str], repeats: int) -> list[Row]:
+    """One whole training step (data, forward, backward, AdamW) at the paper's sizes, batch 128, float32, no dropout,
+    against the same step in textbook PyTorch (hyla.plain), whose inputs are drawn once."""
+    for task in tasks:
+        check(task in plain.SIZES, "tasks", task, f"choose from {', '.join(plain.SIZES)}")
+    for mechanism in mechanisms:
+        check(mechanism in ("softmax", "hyla"), "mechanisms", mechanism, "the plain step has softmax and hyla")
+    rows = []
+    for task in tasks:
+        for mechanism in mechanisms:
+            check_step(task, mechanism)
+            ours, theirs = alternate(our_step(task, mechanism), plain.plain_step(task, mechanism), repeats)
+            rows.append(Row.of(task, mechanism, "plain", ours, theirs))
+    return rows
+
+
+def bench_config(task: str, mechanism: str):
+    """P1's sizes with no dropout."""
+    base = preset_default(task)
+    return replace(base, model=replace(base.model, mechanism=mechanism, attention_dropout=0.0))
+
+
+def our_step(task_name: str, mechanism: str) -> Step:
+    """A function that makes one training step as :class:`hyla.training.loop.Trainer` does."""
+    config = bench_config(task_name, mechanism)
+    task = make_task(config)
+    model = fresh_model(config, task, torch.device("cpu"))
+    optimizer = make_optimizer(model, config.optimizer)
+    index = 0
+
+    def step() -> None:
+        nonlocal index
+        batch = task.batch("train", index, config.training.batch_size)
+        compute_loss(model, task, batch).backward()
+        apply_gradients(model, optimizer, config.optimizer.lr, None)
+        index += 1
+
+    return step
+
+
+def check_step(task_name: str, mechanism: str) -> None:
+    """Our model and the plain one, with the same weights and batch, have the same loss and gradients."""
+    config = bench_config(task_name, mechanism)
+    task = make_task(config)
+    ours = fresh_model(config, task, torch.device("cpu"))
+    theirs = plain.PlainTransformer(plain.SIZES[task_name], mechanism)
+    theirs.load_state_dict(ours.state_dict())
+    batch: Batch = task.batch("train", 0, 16)
+    loss = compute_loss(ours, task, batch)
+    plain_loss = plain.loss(task_name, theirs(batch.inputs), batch.targets)
+    loss.backward()
+    plain_loss.backward()
+    check_equal(f"the loss of {task_name} {mechanism}", loss, plain_loss, 1e-5)
+    check_equal(f"the gradient of {task_name} {mechanism}", _gradient(ours), _gradient(theirs), 1e-4)
+
+
+def _gradient(model: nn.Module) -> Tensor:
+    found = dict(model.named_parameters())
+    return torch.cat([found[name].grad.flatten() for name in sorted(found) if found[name].grad is not None])
+
+
+@dataclass(frozen=True)
+class AttentionSize:
+    """Sizes of one call of `hyper_attention`: batch, heads, tokens, width per head."""
+
+    batch: int
+    heads: int
+    tokens: int
+    depth: int
+    causal: bool = True
+
+    def __str__(self) -> str:
+        return f"B{self.batch} H{self.heads} T{self.tokens} D{self.depth}{' causal' if self.causal else ''}"
+
+
+ATTENTION_SIZES = (
+    AttentionSize(128, 8, 32, 2, causal=False),
+    AttentionSize(128, 16, 36, 4, causal=False),
+    AttentionSize(1, 8, 256, 64),
+    AttentionSize(1, 8, 1024, 64),
+)
+
+
+def bench_attention(
+    sizes: Sequence[AttentionSize],
+    mechanisms: Sequence[str],
+    baselines: Sequence[str],
+    repeats: int,
+    backend: str = "auto",
+) -> list[Row]:
+    """Forward and backward of `hyper_attention` against `eager` or torch's `sdpa` (softmax only), float32."""
+    for baseline in baselines:
+        check(baseline in ("eager", "sdpa"), "against", baseline, "choose from eager, sdpa")
+    for mechanism in mechanisms:
+        check(mechanism in MECHANISMS, "mechanisms", mechanism, f"choose from {', '.join(MECHANISMS)}")
+    rows = []
+    for size in sizes:
+        for mechanism in mechanisms:
+            for baseline in baselines:
+                if baseline == "sdpa" and mechanism != "softmax":
+                    continue
+                mine, result = _attention_step(size, mechanism, backend)
+                other, expected = _attention_step(size, mechanism, baseline)
+                mine()
+                other()
+                for name in result:
+                    check_equal(f"{name} of {mechanism} at {size}", result[name], expected[name], 1e-4)
+                ours, theirs = alternate(mine, other, repeats)
+                rows.append(Row.of(str(size), mechanism, baseline, ours, theirs))
+    return rows
+
+
+def _attention_step(size: AttentionSize, mechanism: str, backend: str) -> tuple[Step, dict[str, Tensor]]:
+    """A function that computes output and gradients, and the dict that it puts them in."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (size.batch, size.tokens, size.heads, size.depth)  # as projections leave it in memory
+    query, key, value, cotangent = (torch.randn(shape, generator=generator).transpose(1, 2) for _ in range(4))
+    further = resolve_mechanism(mechanism).value_network.num_further_weights
+    weights = [
+        torch.randn(size.heads, size.depth, size.depth, generator=generator) / size.depth for _ in range(further)
+    ]
+    result: dict[str, Tensor] = {}
+
+    def step() -> None:
+        leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+        if backend == "sdpa":
+            out = nn.functional.scaled_dot_product_attention(*leaves, is_causal=size.causal)
+        else:
+            options = {"causal": size.causal, "mechanism": mechanism, "value_weights": weights, "backend": backend}
+            out = hyper_attention(*leaves, **options)
+        grads = torch.autograd.grad(out, leaves, cotangent)
+        names = ("the output", "the query's gradient", "the key's gradient", "the value's gradient")
+        result.update(zip(names, (out.detach(), *grads), strict=True))
+
+    return step, result
