@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,8 +131,8 @@ def check_step(task_name: str, mechanism: str) -> None:
 
 
 def _gradient(model: nn.Module) -> Tensor:
-    found = dict(model.named_parameters())
-    return torch.cat([found[name].grad.flatten() for name in sorted(found) if found[name].grad is not None])
+    found = sorted(model.named_parameters(), key=lambda item: item[0])
+    return torch.cat([parameter.grad.flatten() for _, parameter in found if parameter.grad is not None])
 
 
 @dataclass(frozen=True)
@@ -197,13 +198,13 @@ def _attention_step(size: AttentionSize, mechanism: str, backend: str) -> tuple[
     result: dict[str, Tensor] = {}
 
     def step() -> None:
-        leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+        q, k, v = (tensor.detach().requires_grad_() for tensor in (query, key, value))
         if backend == "sdpa":
-            out = nn.functional.scaled_dot_product_attention(*leaves, is_causal=size.causal)
+            out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=size.causal)
         else:
-            options = {"causal": size.causal, "mechanism": mechanism, "value_weights": weights, "backend": backend}
-            out = hyper_attention(*leaves, **options)
-        grads = torch.autograd.grad(out, leaves, cotangent)
+            options: dict[str, Any] = {"causal": size.causal, "value_weights": weights, "backend": backend}
+            out = hyper_attention(q, k, v, mechanism=mechanism, **options)
+        grads = torch.autograd.grad(out, (q, k, v), cotangent)
         names = ("the output", "the query's gradient", "the key's gradient", "the value's gradient")
         result.update(zip(names, (out.detach(), *grads), strict=True))
 

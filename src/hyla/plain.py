@@ -43,7 +43,7 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.randn(size.heads, size.length) / size.length**0.5)
         place = torch.arange(size.length)
         bucket = relative_position_bucket(place - place[:, None], size.length, size.length, bidirectional=False)
-        self.register_buffer("bucket", bucket, persistent=False)
+        self.bucket = bucket
 
     def forward(self) -> Tensor:
         return self.table[:, self.bucket]

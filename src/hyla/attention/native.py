@@ -346,11 +346,11 @@ def _second_gradient(ctx, *grads):
     grad, query, key, value, bias, mask, keep = ctx.saved_tensors
     scale, score_norm, depth, activation, wants_bias = ctx.rest
     with torch.enable_grad():
-        leaves = [tensor.detach().requires_grad_() for tensor in (grad, query, key, value)]
-        if bias is not None:
-            leaves.append(bias.detach().requires_grad_())
+        given = [tensor for tensor in (grad, query, key, value, bias) if tensor is not None]
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        bias = None if bias is None else leaves[4]
         mechanism = Mechanism(score_norm, ValueNetwork(depth, activation))
-        out = _eager(*leaves[1:4], leaves[4] if bias is not None else None, mask, keep, scale, mechanism)
+        out = _eager(leaves[1], leaves[2], leaves[3], bias, mask, keep, scale, mechanism)
         wanted = leaves[1:] if wants_bias else leaves[1:4]
         first = torch.autograd.grad(out, wanted, leaves[0], create_graph=True)
         second = torch.autograd.grad(first, leaves, grads[: len(wanted)], allow_unused=True)

@@ -213,7 +213,7 @@ class Transformer(nn.Module):
         token. keep: a dropout mask per block, as `draw_keep` draws them, where they must be repeated. return_codes: also
         the latent codes of every block (the last block's for the answered positions only).
         """
-        if self.head is None:
+        if isinstance(self.embedding, nn.Embedding):
             x = self.embedding(inputs)
         else:
             # With the table turned in memory, the product for its gradient is several times faster where inputs are narrow.

@@ -94,7 +94,10 @@ def compute_loss(
 
 def apply_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, clip_norm: float | None) -> Tensor:
     """One update with the gradients at hand; returns their norm, before clipping."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip_norm is None else clip_norm)
+    if clip_norm is None:
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    else:
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
