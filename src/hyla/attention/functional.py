@@ -10,17 +10,35 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from hyla.attention import eager
-from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
+from hyla.attention import chunked, eager
+from hyla.attention.mechanisms import Mechanism, ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.errors import ConfigError, check
 
-Backend = Literal["auto", "eager"]
+Backend = Literal["auto", "eager", "chunked"]
+
+# The largest tensor that `auto` lets eager make. On a CPU chunked is as fast from about 10 MiB and several times faster
+# above; a GPU wants few large operations for as long as memory allows.
+EAGER_BYTES_CPU, EAGER_BYTES_GPU = 2**25, 2**30
 
 
-def choose_backend(backend: Backend = "auto") -> str:
-    """The backend that a call with this setting runs on; a run's config records it."""
+def choose_backend(backend: Backend = "auto", *, eager_bytes: int = 0, on_cpu: bool = True) -> str:
+    """The backend that a call with this setting runs on; a run's config records it.
+
+    auto: `eager` where its largest tensor, of `eager_bytes`, is small enough, else `chunked`.
+    """
     check(backend in get_args(Backend), "backend", backend, f"choose from {', '.join(get_args(Backend))}")
-    return "eager"
+    if backend != "auto":
+        return backend
+    return "eager" if eager_bytes <= (EAGER_BYTES_CPU if on_cpu else EAGER_BYTES_GPU) else "chunked"
+
+
+def largest_eager_bytes(query: Tensor, value: Tensor, mechanism: Mechanism) -> int:
+    """Size of the largest tensor of `eager`: codes `[..., H, Q, K]`, a hidden layer `[..., Q, K, D]`, or a hidden layer per
+    head `[..., H, Q, K, D]` where the value network has further weights."""
+    heads, depth = query.shape[-3], value.shape[-1]
+    per_pair = {1: heads, 2: max(heads, depth)}.get(mechanism.value_network.depth, heads * depth)
+    pairs = math.prod(query.shape[:-3]) * query.shape[-2] * value.shape[-2]
+    return pairs * per_pair * torch.promote_types(query.dtype, torch.float32).itemsize
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Bool[Tensor, "queries keys"]:
@@ -110,7 +128,8 @@ def hyper_attention(
         dropout_shared: one dropout mask `[Q, K]` for the whole batch and all heads (the public code's).
         scale: of the scores; 1/sqrt(D) by default.
         return_codes: also return the codes `[..., H, Q, K]`, before dropout; the output is the same.
-        backend: `auto` or a name; a backend asked for by name that cannot run raises an error.
+        backend: `auto`, `eager` or `chunked` (memory linear in length, no codes, first derivatives only). A backend asked
+            for by name that cannot run raises an error; `auto` is the rule of `choose_backend`.
 
     Returns:
         `[..., H, Q, Dv]` in the dtype of `value`, before any output projection; with `return_codes` a pair of it and the
@@ -136,8 +155,11 @@ def hyper_attention(
     for weight in value_weights:
         check(tuple(weight.shape) == shape, "value_weights", tuple(weight.shape), f"[H, Dv, Dv] is {shape} here")
     check(0.0 <= dropout < 1.0, "dropout", dropout, "a probability from 0 up to, not including, 1")
-    choose_backend(backend)
     query, key, value = _same_batch(query, key, value)
+    eager_bytes = 0 if return_codes else largest_eager_bytes(query, value, chosen)  # codes are made whole by eager only
+    name = choose_backend(backend, eager_bytes=eager_bytes, on_cpu=query.device.type == "cpu")
+    if return_codes and name != "eager":
+        check(False, "return_codes", True, f"backend {name!r} never holds all codes; ask for 'eager' or 'auto'")
     score_shape = (*query.shape[:-1], num_keys)
     for field, tensor in (("bias", bias), ("mask", mask)):
         if tensor is not None and not _broadcasts(tensor, score_shape):
@@ -146,26 +168,21 @@ def hyper_attention(
     if kv_heads != heads:
         key = key.repeat_interleave(heads // kv_heads, dim=-3)
         value = value.repeat_interleave(heads // kv_heads, dim=-3)
-    allowed = None
+    scale = 1.0 / math.sqrt(qk_depth) if scale is None else scale
+    allowed = additive = None
     if mask is not None:
         allowed, additive = split_mask(mask, torch.promote_types(query.dtype, torch.float32))
-        if additive is not None:
-            bias = additive if bias is None else bias + additive
+    rest: dict[str, Any] = {"value_weights": value_weights, "dropout": dropout, "dropout_shared": dropout_shared}
+    if name == "chunked":
+        masks: dict[str, Any] = {"bias": bias, "additive": additive, "allowed": allowed, "causal": causal}
+        out = chunked.attention(query, key, value, chosen, scale=scale, **masks, **rest)
+        return _round_to(out, value.dtype)
+
+    if additive is not None:
+        bias = additive if bias is None else bias + additive
     if causal:
         causal_QK = causal_mask(num_queries, num_keys, query.device)
         allowed = causal_QK if allowed is None else allowed & causal_QK
-
-    out, codes = eager.attention(
-        query,
-        key,
-        value,
-        chosen,
-        scale=1.0 / math.sqrt(qk_depth) if scale is None else scale,
-        bias=bias,
-        allowed=allowed,
-        value_weights=value_weights,
-        dropout=dropout,
-        dropout_shared=dropout_shared,
-    )
+    out, codes = eager.attention(query, key, value, chosen, scale=scale, bias=bias, allowed=allowed, **rest)
     out = _round_to(out, value.dtype)
     return (out, _round_to(codes, query.dtype)) if return_codes else out
