@@ -98,7 +98,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class _Problem:
-    """One call: its tensors, lifted to the type that is computed in, and its settings."""
+    """One call: its tensors, lifted to the type that is computed in, and its settings; in the order of `INPUTS`."""
 
     query_BHQD: Tensor  # noqa: N815
     key_BHKD: Tensor  # noqa: N815
@@ -226,35 +226,22 @@ def _by_query(tensor_BHQX: Tensor) -> Tensor:
     return tensor_BHQX.transpose(1, 2).flatten(0, 1)
 
 
-@torch.library.custom_op("hyla::chunked_attention", mutates_args=())
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    additive: Tensor | None,
-    allowed: Tensor | None,
-    value_weights: list[Tensor],
-    seed: Tensor | None,
-    score_norm: str,
-    depth: int,
-    activation: str,
-    scale: float,
-    causal: bool,
-    dropout: float,
-    dropout_shared: bool,
-    query_chunk: int,
-    key_chunk: int,
-) -> Tensor:
-    settings = (score_norm, depth, activation, scale, causal, dropout, dropout_shared, query_chunk, key_chunk)
+INPUTS = """Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? additive, Tensor? allowed,
+    Tensor[] value_weights, Tensor? seed, str score_norm, int depth, str activation, float scale, bool causal,
+    float dropout, bool dropout_shared, int query_chunk, int key_chunk"""
+
+
+@torch.library.custom_op("hyla::chunked_attention", mutates_args=(), schema=f"({INPUTS}) -> Tensor")
+def _forward(*inputs: Any) -> Tensor:
+    query, _, value = inputs[:3]
     with torch.autocast(query.device.type, enabled=False):
-        problem = _Problem(query, key, value, bias, additive, allowed, value_weights, seed, *settings)
+        problem = _Problem(*inputs)
         out_BHQD = problem.query_BHQD.new_zeros(*query.shape[:-1], value.shape[-1])
         for chunk in problem.chunks():
             code_BHQK, _, _, kept = problem.codes(chunk)
             if kept is not None:
                 code_BHQK = code_BHQK * kept
-            if depth == 1:
+            if problem.depth == 1:
                 read = code_BHQK @ problem.value_BHKD[chunk.batch, :, : chunk.num_keys]
             else:
                 read = _read_value_networks(problem, chunk, code_BHQK)
@@ -273,33 +260,16 @@ def _read_value_networks(problem: _Problem, chunk: Chunk, code_BHQK: Tensor) -> 
     return out_NHD.unflatten(0, (batch, rows)).transpose(1, 2)
 
 
-@torch.library.custom_op("hyla::chunked_attention_backward", mutates_args=())
-def _backward(
-    grad_out: Tensor,
-    needs_bias: bool,
-    needs_additive: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    additive: Tensor | None,
-    allowed: Tensor | None,
-    value_weights: list[Tensor],
-    seed: Tensor | None,
-    score_norm: str,
-    depth: int,
-    activation: str,
-    scale: float,
-    causal: bool,
-    dropout: float,
-    dropout_shared: bool,
-    query_chunk: int,
-    key_chunk: int,
-) -> list[Tensor]:
+@torch.library.custom_op(
+    "hyla::chunked_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, bool needs_bias, bool needs_additive, {INPUTS}) -> Tensor[]",
+)
+def _backward(grad_out: Tensor, needs_bias: bool, needs_additive: bool, *inputs: Any) -> list[Tensor]:
     """Gradients of query, key, value, bias, additive (those two empty where not needed) and each of `value_weights`."""
-    settings = (score_norm, depth, activation, scale, causal, dropout, dropout_shared, query_chunk, key_chunk)
+    query, key, value, bias, additive, _, value_weights = inputs[:7]
     with torch.autocast(query.device.type, enabled=False):
-        problem = _Problem(query, key, value, bias, additive, allowed, value_weights, seed, *settings)
+        problem = _Problem(*inputs)
         grad_query_BHQD = torch.zeros_like(problem.query_BHQD)
         grad_key_BHKD = torch.zeros_like(problem.key_BHKD)
         grad_value_BHKD = torch.zeros_like(problem.value_BHKD)
@@ -315,7 +285,7 @@ def _backward(
             code_BHQK, root_B1QK, allowed_BHQK, kept = problem.codes(chunk)
             used_BHQK = code_BHQK if kept is None else code_BHQK * kept
             grad_out_BHQD = grad_out[chunk.batch, :, chunk.queries].to(code_BHQK.dtype)
-            if depth == 1:
+            if problem.depth == 1:
                 grad_code_BHQK = grad_out_BHQD @ problem.value_BHKD[chunk.batch, :, keys].transpose(-1, -2)
                 grad_value_BHKD[chunk.batch, :, keys] += used_BHQK.transpose(-1, -2) @ grad_out_BHQD
             else:
@@ -324,12 +294,12 @@ def _backward(
                 )
             if kept is not None:
                 grad_code_BHQK *= kept
-            grad_score_BHQK = _score_gradient(grad_code_BHQK, code_BHQK, root_B1QK, allowed_BHQK, score_norm)
+            grad_score_BHQK = _score_gradient(grad_code_BHQK, code_BHQK, root_B1QK, allowed_BHQK, problem.score_norm)
             grad_query_BHQD[chunk.batch, :, chunk.queries] = (
-                grad_score_BHQK @ problem.key_BHKD[chunk.batch, :, keys] * scale
+                grad_score_BHQK @ problem.key_BHKD[chunk.batch, :, keys] * problem.scale
             )
             grad_key_BHKD[chunk.batch, :, keys] += grad_score_BHQK.transpose(-1, -2) @ (
-                problem.query_BHQD[chunk.batch, :, chunk.queries] * scale
+                problem.query_BHQD[chunk.batch, :, chunk.queries] * problem.scale
             )
             for grad in grad_added:
                 if grad is not None:
