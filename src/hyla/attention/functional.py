@@ -14,7 +14,7 @@ from hyla.attention import chunked, eager
 from hyla.attention.mechanisms import Mechanism, ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.errors import ConfigError, check
 
-Backend = Literal["auto", "eager", "chunked"]
+Backend = Literal["auto", "eager", "chunked", "triton"]
 
 # The largest tensor that `auto` lets eager make. On a CPU chunked is as fast from about 10 MiB and several times faster
 # above; a GPU wants few large operations for as long as memory allows.
@@ -128,8 +128,9 @@ def hyper_attention(
         dropout_shared: one dropout mask `[Q, K]` for the whole batch and all heads (the public code's).
         scale: of the scores; 1/sqrt(D) by default.
         return_codes: also return the codes `[..., H, Q, K]`, before dropout; the output is the same.
-        backend: `auto`, `eager` or `chunked` (memory linear in length, no codes, first derivatives only). A backend asked
-            for by name that cannot run raises an error; `auto` is the rule of `choose_backend`.
+        backend: `auto` (the rule of `choose_backend`), `eager`, `chunked` (memory linear in length) or `triton` (a kernel
+            for CUDA). The last two return no codes and have first derivatives only. A backend asked for by name that
+            cannot run raises an error saying why.
 
     Returns:
         `[..., H, Q, Dv]` in the dtype of `value`, before any output projection; with `return_codes` a pair of it and the
@@ -180,6 +181,14 @@ def hyper_attention(
 
     if additive is not None:
         bias = additive if bias is None else bias + additive
+    if name == "triton":
+        try:
+            from hyla.attention import triton_kernel
+        except ImportError:
+            raise ConfigError("backend = 'triton' needs the package triton: pip install 'hyla[triton]'") from None
+        masks = {"bias": bias, "allowed": allowed, "causal": causal}
+        out = triton_kernel.attention(query, key, value, chosen, scale=scale, dropout=dropout, **masks)
+        return _round_to(out, value.dtype)
     if causal:
         causal_QK = causal_mask(num_queries, num_keys, query.device)
         allowed = causal_QK if allowed is None else allowed & causal_QK
