@@ -696,7 +696,7 @@ def test_compiles_without_graph_breaks_and_equals_eager():
     [
         ({"mechanism": "hylla"}, r"mechanism = 'hylla' .* choose from softmax, linear"),
         ({"score_norm": "rms"}, r"score_norm = 'rms' .* softmax, none, rms_head"),
-        ({"backend": "triton"}, r"backend = 'triton' .* auto, eager"),
+        ({"backend": "abacus"}, r"backend = 'abacus' .* auto, eager"),
         ({"key": torch.ones(2, 3, 5, 4)}, r"key = \(2, 3, 5, 4\) .* the query's, 2"),
         ({"key": torch.ones(3, 3, 5, 2), "value": torch.ones(3, 3, 5, 3)}, r"query, key and value .*\(2,\), \(3,\)"),
         ({"key": torch.ones(2, 2, 5, 2), "value": torch.ones(2, 2, 5, 3)}, r"key = .* 3 heads .* multiple of its 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -10,11 +11,15 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from hyla.attention import eager, native
-from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
+from hyla.attention import chunked, eager, native
+from hyla.attention.mechanisms import Mechanism, ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.errors import ConfigError, check
 
-Backend = Literal["auto", "eager", "native"]
+Backend = Literal["auto", "eager", "native", "chunked", "triton"]
+
+# The largest tensor that `auto` lets eager make. On a CPU chunked is as fast from about 10 MiB and several times faster
+# above; a GPU wants few large operations for as long as memory allows.
+EAGER_BYTES_CPU, EAGER_BYTES_GPU = 2**25, 2**30
 
 
 def check_backend(backend: str) -> None:
@@ -28,19 +33,41 @@ def choose_backend(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     depth: int = 2,
+    eager_bytes: int = 0,
 ) -> str:
     """The backend that calls with this setting run on; a run's config records it.
 
+    auto: `native` where it can run, else `eager` where its largest tensor, of `eager_bytes`, is small, else `chunked`.
     Raises ConfigError, saying why, where a backend asked for by name cannot run.
     """
     check_backend(backend)
-    return _choose(backend, native.unsupported(device, {dtype}, depth))
+    return _choose(backend, native.unsupported(device, {dtype}, depth), device, eager_bytes)
 
 
-def _choose(backend: Backend, not_native: str | None) -> str:
+def _choose(backend: Backend, not_native: str | None, device: str, eager_bytes: int) -> str:
     if backend == "native" and not_native is not None:
         raise ConfigError(f"backend = 'native' is not possible: {not_native}")
-    return "eager" if backend == "eager" or not_native is not None else "native"
+    if backend == "triton":
+        check(device == "cuda" or _interpreted(), "backend", backend, f"it runs on CUDA, not on {device}")
+    if backend != "auto":
+        return backend
+    if not_native is None:
+        return "native"
+    return "eager" if eager_bytes <= (EAGER_BYTES_CPU if device == "cpu" else EAGER_BYTES_GPU) else "chunked"
+
+
+def _interpreted() -> bool:
+    """Whether Triton's kernels are interpreted, on CPU tensors, as tests do."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def largest_eager_bytes(query: Tensor, value: Tensor, mechanism: Mechanism) -> int:
+    """Size of the largest tensor of `eager`: codes `[..., H, Q, K]`, a hidden layer `[..., Q, K, D]`, or a hidden layer per
+    head `[..., H, Q, K, D]` where the value network has further weights."""
+    heads, depth = query.shape[-3], value.shape[-1]
+    per_pair = {1: heads, 2: max(heads, depth)}.get(mechanism.value_network.depth, heads * depth)
+    pairs = math.prod(query.shape[:-3]) * query.shape[-2] * value.shape[-2]
+    return pairs * per_pair * torch.promote_types(query.dtype, torch.float32).itemsize
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Bool[Tensor, "queries keys"]:
@@ -90,6 +117,35 @@ def _round_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
+def _backend_of_call(
+    backend: Backend,
+    mechanism: Mechanism,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    keep: Tensor | None,
+    return_codes: bool,
+) -> str:
+    """The backend of one call: `choose_backend`'s, with what only the call itself can tell."""
+    if backend == "eager":
+        return backend
+    dtypes = {tensor.dtype for tensor in (query, key, value, bias) if tensor is not None}
+    widths = (query.shape[-3] * query.shape[-1], query.shape[-3] * value.shape[-1])
+    not_native = native.unsupported(query.device.type, dtypes, mechanism.value_network.depth, widths)
+    derived = native.transformed()
+    if derived:
+        not_native = "torch.func and forward-mode differentiation need operators of torch's own"
+    whole = return_codes or keep is not None or derived  # what eager alone can do besides native
+    name = _choose(backend, not_native, query.device.type, 0 if whole else largest_eager_bytes(query, value, mechanism))
+    if name in ("chunked", "triton"):
+        check(
+            not return_codes, "return_codes", True, f"backend {name!r} never holds all codes; ask for 'eager' or 'auto'"
+        )
+        check(keep is None, "keep", "a mask", f"backend {name!r} draws its own; ask for 'eager' or 'auto'")
+    return name
+
+
 def hyper_attention(
     query: Float[Tensor, "*batch heads queries qk_depth"],
     key: Float[Tensor, "*key_batch kv_heads keys key_depth"],
@@ -133,7 +189,9 @@ def hyper_attention(
             global generator; for callers that must repeat it.
         scale: of the scores; 1/sqrt(D) by default.
         return_codes: also return the codes `[..., H, Q, K]`, before dropout; the output is the same.
-        backend: `auto` or a name; a backend asked for by name that cannot run raises an error.
+        backend: `auto` (the rule of `choose_backend`), `eager` (the equations, written out), `native` (compiled for this
+            CPU on first use), `chunked` (memory linear in length) or `triton` (a kernel for CUDA). The last two return no
+            codes and have first derivatives only. A backend asked for by name that cannot run raises an error saying why.
 
     Returns:
         `[..., H, Q, Dv]` in the dtype of `value`, before any output projection; with `return_codes` a pair of it and the
@@ -169,52 +227,50 @@ def hyper_attention(
     if kv_heads != heads:
         key = key.repeat_interleave(heads // kv_heads, dim=-3)
         value = value.repeat_interleave(heads // kv_heads, dim=-3)
-    allowed = None
+    scale = 1.0 / math.sqrt(qk_depth) if scale is None else scale
+    allowed = additive = None
     if mask is not None:
         allowed, additive = split_mask(mask, torch.promote_types(query.dtype, torch.float32))
-        if additive is not None:
-            bias = additive if bias is None else bias + additive
+    name = _backend_of_call(backend, chosen, query, key, value, bias, keep, return_codes)
+    if name == "chunked":
+        out = chunked.attention(
+            query,
+            key,
+            value,
+            chosen,
+            scale=scale,
+            bias=bias,
+            additive=additive,
+            allowed=allowed,
+            causal=causal,
+            value_weights=value_weights,
+            dropout=dropout,
+            dropout_shared=dropout_shared,
+        )
+        return _round_to(out, value.dtype)
+
+    if additive is not None:
+        bias = additive if bias is None else bias + additive
+    if name == "triton":
+        try:
+            from hyla.attention import triton_kernel
+        except ImportError:
+            raise ConfigError("backend = 'triton' needs the package triton: pip install 'hyla[triton]'") from None
+        masks: dict[str, Any] = {"bias": bias, "allowed": allowed, "causal": causal}
+        out = triton_kernel.attention(query, key, value, chosen, scale=scale, dropout=dropout, **masks)
+        return _round_to(out, value.dtype)
+
     if causal:
         causal_QK = causal_mask(num_queries, num_keys, query.device)
         allowed = causal_QK if allowed is None else allowed & causal_QK
-
     if dropout > 0.0 and keep is None:
         keep = eager.draw_keep(score_shape, dropout, dropout_shared, query.device)
-    scale = 1.0 / math.sqrt(qk_depth) if scale is None else scale
-    if backend != "eager":
-        dtypes = {tensor.dtype for tensor in (query, key, value, bias) if tensor is not None}
-        widths = (heads * qk_depth, heads * value.shape[-1])
-        reason = native.unsupported(query.device.type, dtypes, chosen.value_network.depth, widths)
-        if native.transformed():
-            reason = "torch.func and forward-mode differentiation need operators of torch's own"
-        if _choose(backend, reason) == "native":
-            out = native.attention(
-                query,
-                key,
-                value,
-                chosen,
-                scale=scale,
-                bias=bias,
-                allowed=allowed,
-                dropout=dropout,
-                keep=keep,
-            )
-            if not return_codes:
-                return out
-            codes = eager.latent_codes(query, key, chosen.score_norm, scale=scale, bias=bias, allowed=allowed)
-            return out, codes
-
-    out, codes = eager.attention(
-        query,
-        key,
-        value,
-        chosen,
-        scale=scale,
-        bias=bias,
-        allowed=allowed,
-        value_weights=value_weights,
-        dropout=dropout,
-        keep=keep,
-    )
+    scores: dict[str, Any] = {"scale": scale, "bias": bias, "allowed": allowed}
+    drops: dict[str, Any] = {"dropout": dropout, "keep": keep}
+    if name == "native":
+        out = native.attention(query, key, value, chosen, **scores, **drops)
+        codes = eager.latent_codes(query, key, chosen.score_norm, **scores) if return_codes else None
+        return (out, codes) if return_codes else out
+    out, codes = eager.attention(query, key, value, chosen, **scores, **drops, value_weights=value_weights)
     out = _round_to(out, value.dtype)
     return (out, _round_to(codes, query.dtype)) if return_codes else out
