@@ -28,19 +28,21 @@ def choose_backend(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     depth: int = 2,
+    head_width: int = 1,
 ) -> str:
-    """The backend that calls with this setting run on; a run's config records it.
+    """The backend that calls with this setting run on; a run's config records it. `depth` of the value network,
+    `head_width` the larger of the widths per head.
 
     Raises ConfigError, saying why, where a backend asked for by name cannot run.
     """
     check_backend(backend)
-    return _choose(backend, native.unsupported(device, {dtype}, depth))
+    return _choose(backend, native.unsupported(device, {dtype}, depth), native.pays(depth, head_width))
 
 
-def _choose(backend: Backend, not_native: str | None) -> str:
+def _choose(backend: Backend, not_native: str | None, pays: bool) -> str:
     if backend == "native" and not_native is not None:
         raise ConfigError(f"backend = 'native' is not possible: {not_native}")
-    return "eager" if backend == "eager" or not_native is not None else "native"
+    return "native" if backend == "native" or (backend == "auto" and not_native is None and pays) else "eager"
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Bool[Tensor, "queries keys"]:
@@ -70,6 +72,8 @@ def split_mask(
 def _same_batch(*tensors: Tensor) -> list[Tensor]:
     """The tensors, their sizes before the last three broadcast."""
     leading = [tuple(tensor.shape[:-3]) for tensor in tensors]
+    if all(sizes == leading[0] for sizes in leading):
+        return list(tensors)
     try:
         batch = torch.broadcast_shapes(*leading)
     except RuntimeError:
@@ -187,7 +191,8 @@ def hyper_attention(
         reason = native.unsupported(query.device.type, dtypes, chosen.value_network.depth, widths)
         if native.transformed():
             reason = "torch.func and forward-mode differentiation need operators of torch's own"
-        if _choose(backend, reason) == "native":
+        pays = native.pays(chosen.value_network.depth, max(qk_depth, value.shape[-1]))
+        if _choose(backend, reason, pays) == "native":
             out = native.attention(
                 query,
                 key,
