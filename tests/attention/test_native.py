@@ -274,6 +274,9 @@ def test_says_what_it_cannot_do():
         choose_backend("eager") == choose_backend("auto", device="cuda") == choose_backend("auto", depth=3) == "eager"
     )
     assert choose_backend("auto", dtype=torch.bfloat16) == "eager"
+    # wide heads without a value network are faster as matrix products
+    assert choose_backend("auto", depth=1, head_width=64) == "eager"
+    assert choose_backend("native", depth=1, head_width=64) == choose_backend("auto", head_width=64) == "native"
     with pytest.raises(ConfigError, match="not on cuda"):
         choose_backend("native", device="cuda")
 

@@ -33,25 +33,28 @@ def choose_backend(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     depth: int = 2,
+    head_width: int = 1,
     eager_bytes: int = 0,
 ) -> str:
-    """The backend that calls with this setting run on; a run's config records it.
+    """The backend that calls with this setting run on; a run's config records it. `depth` of the value network,
+    `head_width` the larger of the widths per head, `eager_bytes` the size of eager's largest tensor.
 
-    auto: `native` where it can run, else `eager` where its largest tensor, of `eager_bytes`, is small, else `chunked`.
+    auto: `native` where it can run and pays, else `eager` where its largest tensor is small, else `chunked`.
     Raises ConfigError, saying why, where a backend asked for by name cannot run.
     """
     check_backend(backend)
-    return _choose(backend, native.unsupported(device, {dtype}, depth), device, eager_bytes)
+    not_native = native.unsupported(device, {dtype}, depth)
+    return _choose(backend, not_native, native.pays(depth, head_width), device, eager_bytes)
 
 
-def _choose(backend: Backend, not_native: str | None, device: str, eager_bytes: int) -> str:
+def _choose(backend: Backend, not_native: str | None, pays: bool, device: str, eager_bytes: int) -> str:
     if backend == "native" and not_native is not None:
         raise ConfigError(f"backend = 'native' is not possible: {not_native}")
     if backend == "triton":
         check(device == "cuda" or _interpreted(), "backend", backend, f"it runs on CUDA, not on {device}")
     if backend != "auto":
         return backend
-    if not_native is None:
+    if not_native is None and pays:
         return "native"
     return "eager" if eager_bytes <= (EAGER_BYTES_CPU if device == "cpu" else EAGER_BYTES_GPU) else "chunked"
 
@@ -97,6 +100,8 @@ def split_mask(
 def _same_batch(*tensors: Tensor) -> list[Tensor]:
     """The tensors, their sizes before the last three broadcast."""
     leading = [tuple(tensor.shape[:-3]) for tensor in tensors]
+    if all(sizes == leading[0] for sizes in leading):
+        return list(tensors)
     try:
         batch = torch.broadcast_shapes(*leading)
     except RuntimeError:
@@ -137,7 +142,9 @@ def _backend_of_call(
     if derived:
         not_native = "torch.func and forward-mode differentiation need operators of torch's own"
     whole = return_codes or keep is not None or derived  # what eager alone can do besides native
-    name = _choose(backend, not_native, query.device.type, 0 if whole else largest_eager_bytes(query, value, mechanism))
+    pays = native.pays(mechanism.value_network.depth, max(query.shape[-1], value.shape[-1]))
+    eager_bytes = 0 if whole else largest_eager_bytes(query, value, mechanism)
+    name = _choose(backend, not_native, pays, query.device.type, eager_bytes)
     if name in ("chunked", "triton"):
         check(
             not return_codes, "return_codes", True, f"backend {name!r} never holds all codes; ask for 'eager' or 'auto'"

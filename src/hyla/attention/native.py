@@ -152,6 +152,12 @@ def unsupported(device: str, dtypes: set[torch.dtype], depth: int, widths: tuple
     return None if reason is None else f"its C code could not be built: {reason}"
 
 
+def pays(depth: int, head_width: int) -> bool:
+    """Whether this backend is expected to be faster than eager: always with a value network, whose hidden layer eager
+    writes to memory for every pair; without one only up to 8 per head, above which matrix products win (measured)."""
+    return depth > 1 or head_width <= 8
+
+
 @torch.compiler.assume_constant_result
 def transformed() -> bool:
     """Whether torch.func, or forward-mode differentiation, takes a derivative here: custom operators have no rule for it.

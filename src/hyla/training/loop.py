@@ -150,8 +150,9 @@ class Environment:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         machine = f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
         dtype = DTYPES[config.training.precision]
-        depth = config.model.value_network.depth
-        backend = choose_backend(config.model.backend, device=device.type, dtype=dtype, depth=depth)
+        model = config.model
+        depth, width = model.value_network.depth, max(model.qk_dim, model.v_dim) // model.num_heads
+        backend = choose_backend(model.backend, device=device.type, dtype=dtype, depth=depth, head_width=width)
         python = platform.python_version()
         return Environment(hyla.__version__, torch.__version__, python, machine, name, torch.get_num_threads(), backend)
 
