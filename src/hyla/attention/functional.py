@@ -43,20 +43,22 @@ def choose_backend(
     Raises ConfigError, saying why, where a backend asked for by name cannot run.
     """
     check_backend(backend)
-    not_native = native.unsupported(device, {dtype}, depth)
-    return _choose(backend, not_native, native.pays(depth, head_width), device, eager_bytes)
+    return _choose(backend, native.unsupported(device, {dtype}, depth), device, depth, head_width, eager_bytes)
 
 
-def _choose(backend: Backend, not_native: str | None, pays: bool, device: str, eager_bytes: int) -> str:
+def _choose(
+    backend: Backend, not_native: str | None, device: str, depth: int, head_width: int, eager_bytes: int
+) -> str:
     if backend == "native" and not_native is not None:
         raise ConfigError(f"backend = 'native' is not possible: {not_native}")
     if backend == "triton":
         check(device == "cuda" or _interpreted(), "backend", backend, f"it runs on CUDA, not on {device}")
     if backend != "auto":
         return backend
-    if not_native is None and pays:
+    large = eager_bytes > (EAGER_BYTES_CPU if device == "cpu" else EAGER_BYTES_GPU)
+    if not_native is None and native.pays(depth, head_width, large):
         return "native"
-    return "eager" if eager_bytes <= (EAGER_BYTES_CPU if device == "cpu" else EAGER_BYTES_GPU) else "chunked"
+    return "chunked" if large else "eager"
 
 
 def _interpreted() -> bool:
@@ -142,9 +144,9 @@ def _backend_of_call(
     if derived:
         not_native = "torch.func and forward-mode differentiation need operators of torch's own"
     whole = return_codes or keep is not None or derived  # what eager alone can do besides native
-    pays = native.pays(mechanism.value_network.depth, max(query.shape[-1], value.shape[-1]))
+    depth, head_width = mechanism.value_network.depth, max(query.shape[-1], value.shape[-1])
     eager_bytes = 0 if whole else largest_eager_bytes(query, value, mechanism)
-    name = _choose(backend, not_native, pays, query.device.type, eager_bytes)
+    name = _choose(backend, not_native, query.device.type, depth, head_width, eager_bytes)
     if name in ("chunked", "triton"):
         check(
             not return_codes, "return_codes", True, f"backend {name!r} never holds all codes; ask for 'eager' or 'auto'"

@@ -152,10 +152,11 @@ def unsupported(device: str, dtypes: set[torch.dtype], depth: int, widths: tuple
     return None if reason is None else f"its C code could not be built: {reason}"
 
 
-def pays(depth: int, head_width: int) -> bool:
-    """Whether this backend is expected to be faster than eager: always with a value network, whose hidden layer eager
-    writes to memory for every pair; without one only up to 8 per head, above which matrix products win (measured)."""
-    return depth > 1 or head_width <= 8
+def pays(depth: int, head_width: int, large: bool) -> bool:
+    """Whether this backend is expected to be the fastest (measured). With a value network, whose hidden layer eager writes
+    to memory for every pair: always, except that where this is `large` and heads are wide the chunked matrix products win.
+    Without one: up to 8 per head."""
+    return head_width <= 8 or (depth > 1 and (head_width <= 32 or not large))
 
 
 @torch.compiler.assume_constant_result
