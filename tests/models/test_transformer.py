@@ -100,7 +100,7 @@ def test_mechanisms_have_the_same_parameters():
         ({"top_k": 5}, r"model.top_k = 5"),
         ({"attention_dropout": 1.0}, r"model.attention_dropout = 1.0"),
         ({"positions": "rotary", "qk_dim": 8}, r"model.qk_dim = 8 .* even"),
-        ({"backend": "triton"}, r"model.backend = 'triton' .* auto"),
+        ({"backend": "flash"}, r"model.backend = 'flash' .* auto"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
