@@ -68,7 +68,7 @@ def compare(query, key, value, mechanism, *, bias=None, allowed=None, causal=Fal
 
 @pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [1, 16, 33])
+@pytest.mark.parametrize("length", [1, 17])
 def test_lengths_around_the_tile(mechanism, causal, length):
     """Three heads of width 8, so that heads, widths and lengths are all padded; padding of the second sequence."""
     query, key, value = (guarded(2, 3, length, 8) for _ in range(3))
