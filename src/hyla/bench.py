@@ -5,10 +5,15 @@ Nothing is timed before it has been found correct: a baseline that computes some
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +25,7 @@ from hyla.attention.mechanisms import MECHANISMS
 from hyla.errors import HylaError, check
 from hyla.tasks.base import Batch
 from hyla.training.config import make_task, preset_default
+from hyla.training.ensemble import Ensemble, member_configs
 from hyla.training.loop import apply_gradients, compute_loss, fresh_model
 from hyla.training.optimizer import make_optimizer
 
@@ -209,3 +215,94 @@ def _attention_step(size: AttentionSize, mechanism: str, backend: str) -> tuple[
         result.update(zip(names, (out.detach(), *grads), strict=True))
 
     return step, result
+
+
+# --- how cost grows ---------------------------------------------------------------------------------------------------
+
+# axis -> the values it takes while the others stay at the base
+SCALING_AXES: dict[str, tuple[int, ...]] = {
+    "tokens": (32, 64, 128, 256, 512),
+    "heads": (4, 8, 16, 32, 64),
+    "width": (64, 128, 256, 512, 1024),
+    "batch": (16, 32, 64, 128, 256),
+    "members": (1, 2, 4, 8),
+}
+SCALING_BASE = {"tokens": 32, "heads": 8, "width": 128, "batch": 32, "members": 1}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One training step of a fuzzy-logic model at a size: median milliseconds and how much the process grew at its peak."""
+
+    mechanism: str
+    axis: str
+    value: int
+    step_ms: float
+    peak_mib: float
+
+
+def bench_scaling(mechanisms: Sequence[str], repeats: int, axes: Sequence[str] | None = None) -> list[Point]:
+    """Step time and memory against tokens T, heads H (2 wide each), width E (MLP 2 E), batch and ensemble members. Each
+    axis (all by default) is measured in a process of its own."""
+    axes = list(SCALING_AXES) if axes is None else axes
+    for axis in axes:
+        check(axis in SCALING_AXES, "axes", axis, f"choose from {', '.join(SCALING_AXES)}")
+    points = []
+    for mechanism in mechanisms:
+        check(mechanism in MECHANISMS, "mechanisms", mechanism, f"choose from {', '.join(MECHANISMS)}")
+        for axis in axes:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                points += pool.submit(_measure_axis, mechanism, axis, repeats, torch.get_num_threads()).result()
+    return points
+
+
+def fitted_exponent(points: Sequence[Point], quantity: str) -> float:
+    """The slope of log(quantity) against log(value) over the larger half of the values; constants matter less there."""
+    chosen = sorted(points, key=lambda point: point.value)[len(points) // 2 - (len(points) == 2) :]
+    x = [math.log(point.value) for point in chosen]
+    y = [math.log(max(getattr(point, quantity), 1e-3)) for point in chosen]
+    return statistics.linear_regression(x, y).slope
+
+
+def _measure_axis(mechanism: str, axis: str, repeats: int, threads: int) -> list[Point]:
+    torch.set_num_threads(threads)
+    before = _peak_mib()
+    points = []
+    for value in SCALING_AXES[axis]:  # rising, so that the peak so far is this value's
+        step_ms = _step_ms(mechanism, SCALING_BASE | {axis: value}, repeats)
+        points.append(Point(mechanism, axis, value, step_ms, _peak_mib() - before))
+    return points
+
+
+def _step_ms(mechanism: str, sizes: dict[str, int], repeats: int) -> float:
+    """Median milliseconds of a step of a fuzzy-logic model."""
+    base = preset_default("logic")
+    config = replace(
+        base,
+        task=replace(base.task, num_points=sizes["tokens"]),
+        model=replace(
+            base.model,
+            mechanism=mechanism,
+            num_heads=sizes["heads"],
+            qk_dim=2 * sizes["heads"],
+            v_dim=2 * sizes["heads"],
+            embed_dim=sizes["width"],
+            mlp_dim=2 * sizes["width"],
+        ),
+        training=replace(base.training, batch_size=sizes["batch"]),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        ensemble = Ensemble.start(member_configs(config, {"seeds": [sizes["members"]]}), Path(folder) / "runs")
+        times, _ = alternate(ensemble.update, lambda: None, repeats)
+    return statistics.median(times)
+
+
+def _peak_mib() -> float:
+    """The largest resident size of this process so far."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    import resource  # where there is no /proc
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -391,6 +391,113 @@ def sample_command(argv: list[str]) -> int:
     return 0
 
 
+# --- bench ------------------------------------------------------------------------------------------------------------
+
+BENCH = """Measure speed on this machine, as ratios against a named baseline in the same process.
+
+Correctness is checked first: what computes something else is not timed.
+
+Examples:
+  hyla bench train --against plain --json train.json
+  hyla bench attention --mechanisms softmax,hyla --against eager,sdpa
+  hyla bench scaling --mechanisms hyla --out figures"""
+
+
+def bench_command(argv: list[str]) -> int:
+    kinds = {
+        "train": "one training step at the paper's sizes, against textbook PyTorch",
+        "attention": "attention alone, against its plain equations and torch's own",
+        "scaling": "how step time and memory grow with each size",
+    }
+    kind, argv = _choose("hyla bench", BENCH, kinds, argv, "WHAT"), argv[1:]
+    baseline = {"train": "plain", "attention": "eager,sdpa", "scaling": ""}[kind]
+
+    @dataclass(frozen=True)
+    class Bench:
+        mechanisms: str = "softmax,hyla"
+        """Comma-separated."""
+        tasks: str = "logic,sraven"
+        """Of the training step; comma-separated."""
+        against: str = baseline
+        """Baselines, comma-separated: plain for train; eager, sdpa for attention."""
+        repeats: int = 15
+        """Timed calls of each; the median counts."""
+        threads: int | None = None
+        """CPU threads; torch's own choice by default."""
+        json: Path | None = None
+        """Also write the rows to this file."""
+        out: Path | None = None
+        """Folder for the figure of scaling."""
+
+    arguments = _parse(Bench, argv, f"hyla bench {kind}", BENCH)
+    check(arguments.repeats >= 1, "repeats", arguments.repeats, "at least 1")
+    check(arguments.threads is None or arguments.threads >= 1, "threads", arguments.threads, "at least 1")
+    import torch
+
+    from hyla import bench
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    mechanisms = arguments.mechanisms.split(",")
+    where = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    if kind == "scaling":
+        return _bench_scaling(arguments, mechanisms, where)
+    if kind == "train":
+        check(arguments.against == "plain", "against", arguments.against, "plain")
+        rows = bench.bench_train(arguments.tasks.split(","), mechanisms, arguments.repeats)
+    else:
+        baselines = arguments.against.split(",")
+        rows = bench.bench_attention(bench.ATTENTION_SIZES, mechanisms, baselines, arguments.repeats)
+    table = Table(title=f"{kind}: {where}", title_justify="left", title_style="bold")
+    for name in ("task", "mechanism", "baseline"):
+        table.add_column(name)
+    for name in ("ours ms", "baseline ms", "baseline / ours"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        numbers = (f"{row.ours_ms:.1f}", f"{row.baseline_ms:.1f}", f"{row.ratio:.2f}")
+        table.add_row(row.task, row.mechanism, row.baseline, *numbers)
+    console.print(table)
+    if arguments.json is not None:
+        write_json(arguments.json, {"kind": kind, "where": where, "rows": [row.as_dict() for row in rows]})
+    return 0
+
+
+def _bench_scaling(arguments: Any, mechanisms: list[str], where: str) -> int:
+    from dataclasses import asdict
+
+    from hyla import bench
+    from hyla.report.figures import check_matplotlib, scaling_curves
+
+    if arguments.out is not None:
+        check_matplotlib()
+    points = bench.bench_scaling(mechanisms, arguments.repeats)
+    table = Table(title=f"scaling: {where}", title_justify="left", title_style="bold")
+    for name in ("mechanism", "axis", "values", "step ms", "time exponent", "peak MiB", "memory exponent"):
+        table.add_column(name)
+    exponents = {}
+    for mechanism in mechanisms:
+        for axis in bench.SCALING_AXES:
+            mine = [point for point in points if (point.mechanism, point.axis) == (mechanism, axis)]
+            slopes = tuple(bench.fitted_exponent(mine, quantity) for quantity in ("step_ms", "peak_mib"))
+            exponents[mechanism, axis] = slopes
+            ends = (mine[0], mine[-1])
+            cells = (
+                " to ".join(f"{getattr(point, name):.0f}" for point in ends)
+                for name in ("value", "step_ms", "peak_mib")
+            )
+            values, times, memory = cells
+            table.add_row(mechanism, axis, values, times, f"{slopes[0]:.2f}", memory, f"{slopes[1]:.2f}")
+    console.print(table)
+    rows = [asdict(point) for point in points]
+    if arguments.json is not None:
+        write_json(arguments.json, {"kind": "scaling", "where": where, "rows": rows})
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        for path in scaling_curves(rows, exponents, arguments.out / "scaling"):
+            console.print(str(path), highlight=False, soft_wrap=True)
+    return 0
+
+
 # --- what the commands share ------------------------------------------------------------------------------------------
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
@@ -398,6 +505,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "resume": (resume_command, "Go on with a run that was interrupted, bit for bit."),
     "evaluate": (evaluate_command, "Measure a run's model on its splits."),
     "compare": (compare_command, "Train mechanisms side by side; table, figure and page of how each generalises."),
+    "bench": (bench_command, "Measure speed on this machine against a named baseline."),
     "sample": (sample_command, "Show or export examples of a task."),
 }
 

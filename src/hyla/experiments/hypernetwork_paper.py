@@ -49,24 +49,35 @@ STEPS = {
     "sraven": {"quick": (300, 50, 50, 2_048), "short": (5_000, 500, 500, 10_240)},
 }
 
-ONE_SETTING = "The paper chose learning rate and weight decay from a grid; this uses one setting of it, lr 1e-3, weight decay 0.1."
+ONE_SETTING = (
+    "The paper chose learning rate and weight decay from a grid; this uses one setting, lr 1e-3 and decay 0.1."
+)
 NOTES = {
     "logic": {
-        "quick": "900 of the paper's 50,000 steps. This shows that all mechanisms learn and how far each is at the start, where "
-        "softmax attention leads and HYLA is last. It cannot show which generalises best: HYLA overtakes only with longer "
-        "training, in the paper's figures and in its public code alike. For more: --budget short (3,000 steps), "
-        "--budget paper (50,000).",
-        "short": "3,000 of the paper's 50,000 steps, the length that was measured on the paper's public code, where softmax "
-        "attention still leads and HYLA lies between it and linear attention. It cannot show the paper's result. Seeds with "
-        "different held-out sets differ by more than mechanisms do: compare within a seed. For more: --budget paper.",
-        "paper": "The paper's 50,000 steps. " + ONE_SETTING,
+        "quick": (
+            "900 of the paper's 50,000 steps. This shows that all mechanisms learn, and how far each is at the "
+            "start, where softmax attention leads and HYLA is last. It cannot show which generalises best: HYLA "
+            "overtakes only with longer training, by the paper's figures. For more: --budget short (3,000 steps), "
+            "--budget paper (50,000)."
+        ),
+        "short": (
+            "3,000 of the paper's 50,000 steps, the length that was measured on the paper's public code: softmax "
+            "attention still leads, HYLA lies between it and linear attention. It cannot show the paper's result. "
+            "Seeds with different held-out sets differ by more than mechanisms do: compare within a seed. For "
+            "more: --budget paper."
+        ),
+        "paper": f"The paper's 50,000 steps. {ONE_SETTING}",
     },
     "sraven": {
-        "quick": "300 of the paper's 156,250 steps: nothing is learned yet beyond the frequencies of values, and accuracy (all "
-        "features right) stays near 0. This shows that everything runs, not how any mechanism generalises. For more: "
-        "--budget short (5,000 steps), --budget paper.",
-        "short": "5,000 of the paper's 156,250 steps: the beginning of the learning curve. It cannot show how mechanisms "
-        "generalise in the end. For more: --budget paper.",
-        "paper": "The paper's 156,250 steps (20 million instances). " + ONE_SETTING,
+        "quick": (
+            "300 of the paper's 156,250 steps: accuracy (all features right) is still near 0. This shows that "
+            "everything runs, not how any mechanism generalises. For more: --budget short (5,000 steps), --budget "
+            "paper."
+        ),
+        "short": (
+            "5,000 of the paper's 156,250 steps: the beginning of the learning curve. It cannot show how "
+            "mechanisms generalise in the end. For more: --budget paper."
+        ),
+        "paper": f"The paper's 156,250 steps (20 million instances). {ONE_SETTING}",
     },
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,21 +143,74 @@ def caption(comparison: Comparison) -> str:
     return " ".join(parts)
 
 
-def learning_curves(comparison: Comparison, path_stem: Path | str) -> tuple[Path, Path]:
-    """Draw scores against steps, held-out beside trained combinations, into `path_stem`.png (200 dpi) and .svg."""
+def check_matplotlib() -> None:
+    """Raise MissingExtraError if figures cannot be drawn here."""
     try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         raise MissingExtraError("matplotlib", "report", "drawing figures") from None
+
+
+def learning_curves(comparison: Comparison, path_stem: Path | str) -> tuple[Path, Path]:
+    """Draw scores against steps, held-out beside trained combinations, into `path_stem`.png (200 dpi) and .svg."""
+    return _save(path_stem, (7.2, 3.7), lambda figure: _draw(figure, comparison))
+
+
+def scaling_curves(
+    points: Sequence[dict[str, Any]], exponents: dict[tuple[str, str], tuple[float, float]], path_stem: Path | str
+) -> tuple[Path, Path]:
+    """Draw step time and peak memory against every axis of `points` (dicts with mechanism, axis, value, step_ms, peak_mib),
+    on logarithmic scales. exponents: (mechanism, axis) -> those fitted to time and memory, written beside the curves."""
+    axes = list(dict.fromkeys(point["axis"] for point in points))
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(2, len(axes), squeeze=False, sharex="col", sharey="row")
+        for column, axis in enumerate(axes):
+            for row, (key, label) in enumerate((("step_ms", "step, ms"), ("peak_mib", "peak memory, MiB"))):
+                panel = panels[row][column]
+                panel.set_xscale("log", base=2)
+                panel.set_yscale("log")
+                panel.grid(color="#E3E6EA", linewidth=0.6)
+                panel.set_axisbelow(True)
+                texts = []
+                for mechanism in dict.fromkeys(point["mechanism"] for point in points):
+                    mine = [p for p in points if (p["mechanism"], p["axis"]) == (mechanism, axis)]
+                    colour, dash = style(mechanism)
+                    x, y = [p["value"] for p in mine], [max(p[key], 0.1) for p in mine]
+                    panel.plot(x, y, color=colour, linestyle=_DASHES[dash], marker="o", markersize=2.5, label=mechanism)
+                    texts.append((f"{axis}^{exponents[mechanism, axis][row]:.2f}", colour))
+                for place, (text, colour) in enumerate(texts):
+                    panel.text(
+                        0.05, 0.95 - 0.1 * place, text, color=colour, transform=panel.transAxes, va="top", fontsize=7
+                    )
+                if column == 0:
+                    panel.set_ylabel(label)
+                if row == 1:
+                    panel.set_xlabel(axis)
+                    ticks = [
+                        p["value"] for p in points if p["axis"] == axis and p["mechanism"] == points[0]["mechanism"]
+                    ]
+                    panel.set_xticks(ticks, [str(tick) for tick in ticks])
+                    panel.minorticks_off()
+        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper left", ncols=4, frameon=False)
+
+    return _save(path_stem, (1.9 * len(axes) + 0.6, 4.2), draw)
+
+
+def _save(path_stem: Path | str, size: tuple[float, float], draw: Callable[[Any], None]) -> tuple[Path, Path]:
+    """Draw a figure of `size` inches into `path_stem`.png (200 dpi) and .svg."""
+    check_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     stem = Path(path_stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")
     with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(7.2, 3.7), layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
-        _draw(figure, comparison)
+        draw(figure)
         figure.savefig(png, dpi=200)
         figure.savefig(svg, metadata={"Date": None})
     return png, svg
