@@ -91,7 +91,7 @@ def test_scaling_is_measured_and_drawn(monkeypatch, tmp_path, capsys):
         ("members", 2),
     ]
     assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["scaling.png", "scaling.svg"]
-    assert "time exponent" in capsys.readouterr().out
+    assert "exponent" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("unchecked")
