@@ -539,7 +539,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
-        errors.print("stopped")
+        errors.print("stopped; the same command goes on where it was")
         return 130
 
 

@@ -104,7 +104,7 @@ def wait_for(condition, seconds=90):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_engine_goes_on_where_it_was(number, tmp_path):
     """SWP-01, local part: six runs, the engine killed after two have ended; again: six results, the two untouched."""
     folder = tmp_path / "runs"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyla.runs import CONFIG, Run, create_run, read_json
+from hyla.runs import CONFIG, Run, create_run
 from hyla.training.config import TrainConfig, config_to_dict
 
 ENGINE_PID = "HYLA_ENGINE_PID"  # tells a worker whose child it is, so that it stops when the engine is gone
@@ -82,11 +82,15 @@ def last_step(run: Run) -> int:
 def run_jobs(jobs: Sequence[Job], workers: int, threads: int, progress: Callable[[Sequence[Job]], None]) -> None:
     """Train every job that has not ended, `workers` at a time with `threads` threads each.
 
-    A run that fails keeps its error and does not stop the others. On Ctrl-C or any error here the workers are asked to
-    save and stop, and waited for.
+    A run that fails keeps its error and does not stop the others. On Ctrl-C, SIGTERM or any error here the workers are
+    asked to save and stop, and waited for; then KeyboardInterrupt or SystemExit goes on to the caller.
     """
     waiting = [job for job in jobs if job.state == "waiting"]
     running: list[Job] = []
+    try:
+        previous = signal.signal(signal.SIGTERM, _terminate)
+    except ValueError:  # not the main thread: whoever runs it there decides about signals
+        previous = None
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -106,6 +110,12 @@ def run_jobs(jobs: Sequence[Job], workers: int, threads: int, progress: Callable
             progress(jobs)
     finally:
         _stop(running)
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _start(job: Job, threads: int) -> subprocess.Popen:
@@ -148,8 +158,3 @@ def watch_engine() -> Iterator[Callable[[], None]]:
             os.kill(os.getpid(), signal.SIGTERM)
 
     yield check
-
-
-def job_config(job: Job) -> dict:
-    """The config in a job's folder."""
-    return read_json(job.run.path / CONFIG)
