@@ -28,7 +28,7 @@ from hyla.attention import hyper_attention, resolve_mechanism
 from hyla.attention.functional import largest_eager_bytes
 from hyla.errors import ConfigError
 
-BACKENDS = ("eager", "chunked", "triton", "compiled", "sdpa")
+BACKENDS = ("eager", "native", "chunked", "triton", "compiled", "sdpa")
 
 
 def passes(backend: str, mechanism: str) -> Callable[..., torch.Tensor]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyla.attention import choose_backend
 from hyla.errors import CheckpointError, DivergedError, RunError
 from hyla.runs import open_run
 from hyla.training.checkpoint import MODEL, OPTIMIZER, STATE, checkpoint_path, list_checkpoints, save_checkpoint, verify
@@ -349,6 +350,20 @@ def test_what_differs_on_resuming_is_said(tmp_path):
     (note,) = Trainer.resume(path).notes
     assert "threads: 64 -> 1" in note
     assert "torch: 2.9.0 -> " in note
+
+
+def test_the_run_records_the_backend_it_takes(tmp_path):
+    """auto: native where it was compiled; a large value network of depth 3, which native lacks, in chunks."""
+    config = tiny()
+    backends = {}
+    for depth, batch, points in ((2, 8, 6), (3, 8, 6), (3, 512, 64)):
+        model = replace(config.model, depth=depth)
+        loop = replace(config.training, batch_size=batch)
+        changed = replace(config, model=model, training=loop, task=replace(config.task, num_points=points))
+        path = tmp_path / f"{depth}-{batch}"
+        Trainer.start(changed, path)
+        backends[depth, batch] = open_run(path).config["run"]["backend"]
+    assert backends == {(2, 8): choose_backend("auto"), (3, 8): "eager", (3, 512): "chunked"}
 
 
 def test_keeps_the_last_ones_and_the_best(tmp_path):

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import hyla
-from hyla.attention import choose_backend
+from hyla.attention import choose_backend, resolve_mechanism
+from hyla.attention.functional import largest_eager_bytes
 from hyla.errors import ConfigError, DivergedError, HylaError, RunError
 from hyla.models.transformer import Transformer
 from hyla.runs import CONFIG, RESULT, Run, check_free, create_run, open_run, write_json
@@ -146,15 +147,29 @@ class Environment:
     backend: str
 
     @staticmethod
-    def now(config: TrainConfig, device: torch.device) -> Environment:
+    def now(config: TrainConfig, task: Task, device: torch.device) -> Environment:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         machine = f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-        dtype = DTYPES[config.training.precision]
-        model = config.model
-        depth, width = model.value_network.depth, max(model.qk_dim, model.v_dim) // model.num_heads
-        backend = choose_backend(model.backend, device=device.type, dtype=dtype, depth=depth, head_width=width)
-        python = platform.python_version()
-        return Environment(hyla.__version__, torch.__version__, python, machine, name, torch.get_num_threads(), backend)
+        python, threads = platform.python_version(), torch.get_num_threads()
+        backend = backend_of_run(config, task, device)
+        return Environment(hyla.__version__, torch.__version__, python, machine, name, threads, backend)
+
+
+def backend_of_run(config: TrainConfig, task: Task, device: torch.device) -> str:
+    """The backend that a run's training batches take; ConfigError if the one asked for by name cannot run."""
+    model, dtype = config.model, DTYPES[config.training.precision]
+    shape = (config.training.batch_size, model.num_heads, task.sequence_length)
+    widths = (model.qk_dim // model.num_heads, model.v_dim // model.num_heads)
+    query, value = (torch.empty(*shape, width, dtype=dtype, device="meta") for width in widths)
+    mechanism = resolve_mechanism(model.mechanism, model.score_norm, model.value_network)
+    return choose_backend(
+        model.backend,
+        device=device.type,
+        dtype=dtype,
+        depth=model.value_network.depth,
+        head_width=max(widths),
+        eager_bytes=largest_eager_bytes(query, value, mechanism),
+    )
 
 
 class Trainer:
@@ -183,7 +198,7 @@ class Trainer:
         check_free(path)
         device = _prepare(config)
         trainer = cls(config, Run(Path(path)), device)
-        environment = Environment.now(config, device)
+        environment = Environment.now(config, trainer.task, device)
         create_run(path, config_to_dict(config) | {"run": vars(environment)})
         return trainer
 
@@ -199,7 +214,7 @@ class Trainer:
         stored = folder.config
         config = config_from_dict(stored)
         trainer = cls(config, folder, _prepare(config))
-        was, now = stored.get("run", {}), vars(Environment.now(config, trainer.device))
+        was, now = stored.get("run", {}), vars(Environment.now(config, trainer.task, trainer.device))
         if not was:  # a folder that was made without being started, as the engine does
             write_json(folder.path / CONFIG, stored | {"run": now})
         changed = [f"{key}: {was[key]} -> {now[key]}" for key in now if key in was and was[key] != now[key]]
