@@ -72,7 +72,7 @@ def train_command(argv: list[str]) -> int:
         """Train many runs as one model: seeds=8, or a grid such as seeds=2 lr=1e-3,3e-3 weight_decay=0.1,0.03. Each
         becomes an ordinary run in a folder of --out."""
 
-    base, argv = _base_config(task, argv, PRESETS)
+    base = _base_config(task, argv, PRESETS)
     description = TRAIN.format(task=task, shortcuts=_shortcut_text())
     arguments = _parse(Train, argv, f"hyla train {task}", description, default=Train(**_parts(base)), config=base)
     config = TrainConfig(**_parts(arguments))
@@ -273,7 +273,7 @@ def compare_command(argv: list[str]) -> int:
         jobs: int | None = None
         """Runs trained at a time; one per core by default."""
 
-    chosen, _ = _early(argv, "budget", get_args(BudgetName), "quick")
+    chosen = _early(argv, "budget", get_args(BudgetName), "quick")
     planned = budget(task, chosen)
     base = planned.config
     description = COMPARE.format(task=task)
@@ -608,7 +608,7 @@ def _check_flags(argv: list[str], cls: type, config: Any) -> None:
             )
 
 
-def _early(argv: list[str], name: str, choices: Sequence[str] | None, default: str | None) -> tuple[Any, list[str]]:
+def _early(argv: list[str], name: str, choices: Sequence[str] | None, default: str | None) -> Any:
     """The value of a flag that decides the defaults of all others."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(f"--{name}", default=default)
@@ -619,20 +619,20 @@ def _early(argv: list[str], name: str, choices: Sequence[str] | None, default: s
     value = getattr(found, name)
     if choices is not None:
         check(value in choices, name, value, f"choose from {', '.join(choices)}")
-    return value, argv
+    return value
 
 
-def _base_config(task: str, argv: list[str], presets: dict[str, Any]) -> tuple[Any, list[str]]:
+def _base_config(task: str, argv: list[str], presets: dict[str, Any]) -> Any:
     """The config that flags override: the preset, overridden by the file."""
     from hyla.training.config import config_from_dict
 
-    preset, _ = _early(argv, "preset", tuple(presets), "default")
-    path, _ = _early(argv, "config", None, None)
+    preset = _early(argv, "preset", tuple(presets), "default")
+    path = _early(argv, "config", None, None)
     base = presets[preset](task)
     if path is None:
-        return base, argv
+        return base
     try:
-        return config_from_dict(read_json(Path(path)), base), argv
+        return config_from_dict(read_json(Path(path)), base)
     except RunError as error:
         raise ConfigError(str(error)) from None
     except ConfigError as error:
