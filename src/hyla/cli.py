@@ -3,9 +3,12 @@
 
 import argparse
 import contextlib
+import io
+import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,8 +36,21 @@ SHORTCUTS = {
     "--weight-decay": "--optimizer.weight-decay",
 }
 
-console = Console()
-errors = Console(stderr=True)
+SECONDS_BETWEEN_LINES = 10  # of progress, where there is no bar because the output is no terminal
+
+
+class Terminal(Console):
+    """A console that prints paths and names as they are, and goes on when whoever reads its output has seen enough."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+console = Terminal()
+errors = Terminal(stderr=True)
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
@@ -120,27 +136,32 @@ def _run_trainer(trainer: Any, out: Path, watch: Callable[[dict[str, Any]], None
     config = trainer.config
     start = f"at step {trainer.step}" if trainer.step else f"{trainer.model.num_parameters:,} parameters"
     title = f"{config.task_name} {config.model.mechanism} seed {config.seed}"
-    console.print(f"{title}, {start}, on {trainer.device}, into {out}", highlight=False)
+    console.print(f"{title}, {start}, on {trainer.device}, into {out}")
     with _bar() as bar:
         line_of = bar.add_task(title, total=config.training.steps, completed=trainer.step, note="")
+        shown = time.monotonic()
 
         def progress(line: dict[str, Any]) -> None:
+            nonlocal shown
             note = f"loss {line['loss']:.4f}  {line['steps_per_second']:.0f} steps/s"
             bar.update(line_of, completed=line["step"], note=note)
             if "splits" in line:
                 scores = "  ".join(f"{s} {v[trainer.task.headline]:.3f}" for s, v in line["splits"].items())
-                bar.console.print(f"step {line['step']:>7}  {trainer.task.headline}: {scores}", highlight=False)
+                bar.console.print(f"step {line['step']:>7}  {trainer.task.headline}: {scores}")
+            elif not console.is_terminal and time.monotonic() - shown > SECONDS_BETWEEN_LINES:
+                bar.console.print(f"step {line['step']:>7}  {note}")
+                shown = time.monotonic()
             watch(line)
 
         result = trainer.run(progress)
     console.print(_score_table(result["splits"], result["ceiling"], f"{title}, {result['step']} steps"))
-    console.print(f"{out / 'result.json'}", highlight=False)
+    console.print(f"{out / 'result.json'}")
     return 0
 
 
 def _show_notes(notes: Sequence[str]) -> None:
     for note in notes:
-        errors.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"note: {note}", style="yellow", soft_wrap=True)
 
 
 def _ensemble_axes(words: Sequence[str]) -> dict[str, list[int | float]]:
@@ -148,6 +169,7 @@ def _ensemble_axes(words: Sequence[str]) -> dict[str, list[int | float]]:
     axes: dict[str, list[int | float]] = {}
     for word in words:
         name, _, values = word.partition("=")
+        check(name not in axes, "ensemble", word, "each axis once")
         try:
             axes[name] = [int(value) if name == "seeds" else float(value) for value in values.split(",")]
         except ValueError:
@@ -161,7 +183,7 @@ def _run_ensemble(ensemble: Any, out: Path) -> int:
     first = ensemble.members[0]
     steps, count = first.config.training.steps, len(ensemble.members)
     title = f"{first.config.task_name} {first.config.model.mechanism}, {count} members"
-    console.print(f"{title}, from step {ensemble.step}, on {first.device}, into {out}", highlight=False)
+    console.print(f"{title}, from step {ensemble.step}, on {first.device}, into {out}")
     with _bar() as bar:
         line_of = bar.add_task(title, total=steps, completed=ensemble.step, note="")
 
@@ -175,7 +197,7 @@ def _run_ensemble(ensemble: Any, out: Path) -> int:
     for name in ("member", "state", *first.task.splits):
         table.add_column(name)
     for name, result in results.items():
-        scores = [f"{result['splits'][s][metric]:.4f}" if result["splits"] else "–" for s in first.task.splits]
+        scores = [_number(result["splits"].get(split, {}).get(metric)) for split in first.task.splits]
         table.add_row(name, result["state"], *scores)
     console.print(table)
     return 0 if all(result["state"] == "finished" for result in results.values()) else 1
@@ -207,6 +229,9 @@ def evaluate_command(argv: list[str]) -> int:
 
     arguments = _parse(Evaluate, argv, "hyla evaluate", EVALUATE)
     check(arguments.num_samples >= 1, "num_samples", arguments.num_samples, "at least 1")
+    if arguments.json is not None:
+        fits = arguments.json.absolute().parent.is_dir() and not arguments.json.is_dir()
+        check(fits, "json", str(arguments.json), "a file in a folder that exists")
     from hyla.training.loop import evaluate, load_model, task_ceiling
 
     model, task, config = load_model(arguments.run, arguments.step)
@@ -222,6 +247,10 @@ def evaluate_command(argv: list[str]) -> int:
     return 0
 
 
+def _number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
 def _score_table(splits: dict[str, dict[str, float]], ceiling: dict[str, float] | None, title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     metrics = [name for name in next(iter(splits.values())) if name != "num_samples"]
@@ -232,7 +261,7 @@ def _score_table(splits: dict[str, dict[str, float]], ceiling: dict[str, float] 
         table.add_column("ideal observer", justify="right")
     table.add_column("sequences", justify="right")
     for split, scores in splits.items():
-        cells = [f"{scores[name]:.4f}" for name in metrics] + ([f"{ceiling[split]:.4f}"] if ceiling else [])
+        cells = [_number(scores[name]) for name in metrics] + ([_number(ceiling[split])] if ceiling else [])
         table.add_row(split, *cells, f"{scores['num_samples']:,}")
     return table
 
@@ -261,6 +290,8 @@ def compare_command(argv: list[str]) -> int:
     class Compare(TrainConfig):
         mechanisms: str = "softmax,linear,hyla"
         """Comma-separated."""
+        seed: int = 0
+        """Not used: see --seeds."""
         seeds: str = "0,1,2"
         """Comma-separated; each sets initialisation, data and, with --splits seed, the held-out set."""
         budget: BudgetName = "quick"
@@ -285,14 +316,15 @@ def compare_command(argv: list[str]) -> int:
     configs = comparison_configs(config, mechanisms, _numbers("seeds", arguments.seeds), arguments.splits)
     check_report_extra()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(arguments.jobs or cores, len(configs))
-    check(workers >= 1, "jobs", arguments.jobs, "at least 1")
+    check(arguments.jobs is None or arguments.jobs >= 1, "jobs", arguments.jobs, "at least 1")
+    workers = min(cores if arguments.jobs is None else arguments.jobs, len(configs))
     out = arguments.out or Path("runs") / f"compare-{task}-{arguments.budget}"
     note = planned.note
     if config != base:
-        note = f"This comparison changes the {arguments.budget} budget's settings. {note}"
+        steps = f"{config.training.steps:,} steps"
+        note = f"This comparison changes settings of the {arguments.budget} budget and trains for {steps}."
     title = f"{len(configs)} runs of {config.training.steps:,} steps, {workers} at a time, into {out}"
-    console.print(f"hyla compare {task}: {title}", highlight=False)
+    console.print(f"hyla compare {task}: {title}")
     with _bar() as bar:
         outcome = compare(
             configs,
@@ -307,11 +339,9 @@ def compare_command(argv: list[str]) -> int:
     console.print(tables_of(outcome.comparison))
     for job in outcome.jobs:
         if job.error is not None:
-            errors.print(
-                f"failed: {job.run.name}: {job.error}", style="red", highlight=False, markup=False, soft_wrap=True
-            )
+            errors.print(f"failed: {job.run.name}: {job.error}", style="red", soft_wrap=True)
     for path in outcome.files:
-        console.print(str(path), highlight=False, soft_wrap=True)
+        console.print(str(path), soft_wrap=True)
     return 1 if any(job.state in ("failed", "diverged") for job in outcome.jobs) else 0
 
 
@@ -332,7 +362,7 @@ def _job_progress(bar: Progress) -> Callable[[Sequence[Any]], None]:
             done = sum(job.state in ("finished", "diverged") for job in jobs)
             ended.update(job.run.name for job in jobs if job.state in ("finished", "diverged"))
             if done:
-                bar.console.print(f"{done} of {len(jobs)} runs were there already", highlight=False)
+                bar.console.print(f"{done} of {len(jobs)} runs were there already")
             lines["all"] = bar.add_task("all runs", total=sum(job.steps for job in jobs), note="")
         running = [job.run.name for job in jobs if job.state == "running"]
         completed = sum(job.steps if job.state in ("finished", "diverged") else job.step for job in jobs)
@@ -340,7 +370,7 @@ def _job_progress(bar: Progress) -> Callable[[Sequence[Any]], None]:
         for job in jobs:
             if job.state in ("finished", "diverged", "failed") and job.run.name not in ended:
                 ended.add(job.run.name)
-                bar.console.print(f"{job.state}: {job.run.name}", highlight=False)
+                bar.console.print(f"{job.state}: {job.run.name}")
 
     return show
 
@@ -365,6 +395,7 @@ def sample_command(argv: list[str]) -> int:
     @dataclass(frozen=True)
     class Sample:
         task: task_config  # type: ignore[valid-type]
+        """Settings of the task."""
         num: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 3
         """How many."""
         split: str = "train"
@@ -387,7 +418,7 @@ def sample_command(argv: list[str]) -> int:
     check(not needs_folder, "out", None, f"--format {arguments.format} needs a folder, such as --out samples")
     assert arguments.format in FORMATS
     for item in write_samples(task, arguments.split, arguments.num, arguments.format, arguments.out):
-        console.print(str(item), highlight=False, markup=False, soft_wrap=True)
+        console.print(str(item), soft_wrap=True)
     return 0
 
 
@@ -439,6 +470,7 @@ def bench_command(argv: list[str]) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     mechanisms = arguments.mechanisms.split(",")
+    errors.print(f"checking correctness, then timing {arguments.repeats} calls of each ...")
     where = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     if kind == "scaling":
         return _bench_scaling(arguments, mechanisms, where)
@@ -494,7 +526,7 @@ def _bench_scaling(arguments: Any, mechanisms: list[str], where: str) -> int:
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         for path in scaling_curves(rows, exponents, arguments.out / "scaling"):
-            console.print(str(path), highlight=False, soft_wrap=True)
+            console.print(str(path), soft_wrap=True)
     return 0
 
 
@@ -521,6 +553,9 @@ Examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no ∧ or – shows a ? rather than fail
+            stream.reconfigure(errors="replace")
     try:
         if argv and argv[0] == "--version":
             from hyla import __version__
@@ -530,13 +565,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _choose("hyla", HELP, {name: text for name, (_, text) in COMMANDS.items()}, argv, "COMMAND")
         return COMMANDS[command][0](argv[1:])
     except HylaError as error:
-        errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        stopped = error.exit_status > 128  # by a signal, as asked
+        errors.print(str(error) if stopped else f"error: {error}", style="red", soft_wrap=True)
         return error.exit_status
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except MemoryError as error:
+        errors.print(f"error: not enough memory for these settings: {error}", style="red", soft_wrap=True)
+        return 1
     except OSError as error:  # a full disk, a folder that may not be written to
-        errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"error: {error}", style="red", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on where it was")
@@ -589,7 +628,9 @@ def _shortcut_text() -> str:
 
 def _check_flags(argv: list[str], cls: type, config: Any) -> None:
     """Refuse a flag (or KEY=VALUE word) whose key does not exist, in the words used for config files."""
-    known = {"": [field.name for field in fields(cls)]}
+    known = {
+        "": [field.name for field in fields(cls)] + [name.removeprefix("--").replace("-", "_") for name in SHORTCUTS]
+    }
     known |= {
         name: [f.name for f in fields(getattr(config, name))] for name in ("task", "model", "optimizer", "training")
     }
@@ -655,10 +696,10 @@ def _numbers(name: str, text: str) -> list[int]:
 @contextlib.contextmanager
 def _bar() -> Iterator[Progress]:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("steps  {task.fields[note]}"),
+        TextColumn("steps  {task.fields[note]}", markup=False),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

@@ -13,6 +13,8 @@ from hyla.errors import ConfigError, check
 
 C = TypeVar("C")
 
+LARGEST = 1e30  # beyond any setting that makes sense, and well inside float32
+
 
 @lru_cache
 def field_types(cls: type) -> dict[str, Any]:
@@ -49,7 +51,10 @@ def check_types(config: Any, section: str) -> None:
     """Check every field of a config dataclass against its annotation; for use in `__post_init__`."""
     for name, hint in field_types(type(config)).items():
         value = getattr(config, name)
-        check(fits(value, hint), f"{section}.{name}" if section else name, value, f"must be {describe(hint)}")
+        field = f"{section}.{name}" if section else name
+        check(fits(value, hint), field, value, f"must be {describe(hint)}")
+        if isinstance(value, int | float):
+            check(abs(value) < LARGEST, field, value, "must be a finite number")  # nan is not smaller than anything
 
 
 def unknown_key(key: str, known: Mapping[str, list[str]], section: str) -> ConfigError:

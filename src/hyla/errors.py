@@ -15,6 +15,10 @@ class RunError(HylaError, RuntimeError):
     """A run folder that cannot be used as asked: missing, of another run, or damaged."""
 
 
+class NoWholeCheckpointError(RunError):
+    """A run has checkpoints, but none of them is whole."""
+
+
 class CheckpointError(RunError):
     """A checkpoint could not be written, for example because the disk is full."""
 

@@ -59,10 +59,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise RunError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except (OSError, ValueError, RecursionError) as error:  # not text, a number of thousands of digits, endless nesting
+        raise RunError(f"{path} cannot be read: {error}") from None
 
 
 class MetricsLog:
@@ -80,7 +80,10 @@ class MetricsLog:
         """All whole lines. A last line cut short by a kill is left out; a damaged one before it is an error."""
         if not self.path.exists():
             return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")
+        try:
+            lines = self.path.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise RunError(f"{self.path} cannot be read: {error}") from None
         records = []
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -91,6 +94,8 @@ class MetricsLog:
                 if number == len(lines):  # no newline behind it: the write was interrupted
                     break
                 raise RunError(f"{self.path}, line {number}, column {error.colno}: {error.msg}") from None
+            if not isinstance(records[-1], dict) or not isinstance(records[-1].get("step"), int):
+                raise RunError(f"{self.path}, line {number}: a line of metrics has a step, not {line[:60]!r}")
         return records
 
     def keep_until(self, step: int) -> None:
@@ -127,7 +132,12 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """`{"state": "finished" | "diverged", "step", "headline", "splits": {split: {metric: value, "num_samples"}},
         "num_parameters", "wall_seconds", "steps_per_second", "ceiling": {split: value} | null}`; None while unfinished."""
-        return read_json(self.path / RESULT) if (self.path / RESULT).exists() else None
+        if not (self.path / RESULT).exists():
+            return None
+        result = read_json(self.path / RESULT)
+        if not isinstance(result, dict) or not {"state", "step"} <= set(result):
+            raise RunError(f"{self.path / RESULT} does not hold a result: it lacks state or step")
+        return result
 
     @property
     def state(self) -> str:
@@ -166,11 +176,16 @@ def check_free(path: Path | str) -> None:
         state = Run(path).state
         hint = f"go on with it: hyla resume {path}" if state == "unfinished" else "choose another --out"
         raise RunError(f"{path} holds another run ({state}); {hint}")
-    if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
+    # a lock, or the config that a killed process was about to write, is not a run
+    if path.exists() and (not path.is_dir() or any(not _is_leftover(entry.name) for entry in path.iterdir())):
         raise RunError(f"{path} exists and is not an empty folder; choose another --out")
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise RunError(f"{path} cannot be made: {parent} is not a folder one may write to")
+
+
+def _is_leftover(name: str) -> bool:
+    return name == LOCK or (name.startswith(f".{CONFIG}.") and name.endswith(".tmp"))
 
 
 def create_run(path: Path | str, config: dict[str, Any]) -> Run:

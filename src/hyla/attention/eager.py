@@ -6,6 +6,7 @@ shape), H heads, Q queries, K keys, D width per head, I and O the inputs and out
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hyla.attention.mechanisms import RMS_EPSILON, Mechanism, ScoreNorm, ValueNetwork
+
+
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager:
+    """A context in which products keep the precision of their inputs (the meta device has no autocast)."""
+    return contextlib.nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
 
 def normalise_scores(
@@ -85,7 +91,7 @@ def latent_codes(
     """The codes, before dropout, in float32 or better. `bias` is added to the scaled scores; `allowed` (True = may attend)
     broadcasts to them."""
     compute = torch.promote_types(query_BHQD.dtype, torch.float32)
-    with torch.autocast(query_BHQD.device.type, enabled=False):
+    with without_autocast(query_BHQD.device.type):
         score_BHQK = query_BHQD.to(compute) @ key_BHKD.to(compute).transpose(-1, -2) * scale
         if bias is not None:
             score_BHQK = score_BHQK + bias.to(compute)
@@ -111,7 +117,7 @@ def attention(
     Half precision is lifted to float32 here and rounded once, at the end, by the caller.
     """
     code_BHQK = latent_codes(query_BHQD, key_BHKD, mechanism.score_norm, scale=scale, bias=bias, allowed=allowed)
-    with torch.autocast(query_BHQD.device.type, enabled=False):
+    with without_autocast(query_BHQD.device.type):
         used_BHQK = code_BHQK if keep is None else drop_codes(code_BHQK, keep, dropout)
         weights = [weight.to(code_BHQK.dtype) for weight in value_weights]
         out_BHQD = apply_value_network(used_BHQK, value_BHKD.to(code_BHQK.dtype), mechanism.value_network, weights)

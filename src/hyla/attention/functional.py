@@ -211,6 +211,8 @@ def hyper_attention(
         ConfigError (a ValueError): shapes that do not fit, an unknown mechanism, a wrong number of `value_weights`.
     """
     chosen = resolve_mechanism(mechanism, score_norm, value_network)
+    for field, tensor in (("query", query), ("key", key), ("value", value)):
+        check(tensor.dim() >= 3, field, tuple(tensor.shape), "at least three axes, [..., heads, tokens, width]")
     heads, num_queries, qk_depth = query.shape[-3:]
     kv_heads, num_keys = key.shape[-3:-1]
     check(key.shape[-1] == qk_depth, "key", tuple(key.shape), f"its last size must be the query's, {qk_depth}")
@@ -229,13 +231,14 @@ def hyper_attention(
     check_backend(backend)
     query, key, value = _same_batch(query, key, value)
     score_shape = (*query.shape[:-1], num_keys)
-    for field, tensor in (("bias", bias), ("mask", mask)):
+    for field, tensor in (("bias", bias), ("mask", mask), ("keep", keep)):
         if tensor is not None and not _broadcasts(tensor, score_shape):
             check(False, field, tuple(tensor.shape), f"must broadcast to [..., H, Q, K], {score_shape} here")
 
     if kv_heads != heads:
         key = key.repeat_interleave(heads // kv_heads, dim=-3)
         value = value.repeat_interleave(heads // kv_heads, dim=-3)
+    keep = keep if dropout > 0.0 else None
     scale = 1.0 / math.sqrt(qk_depth) if scale is None else scale
     allowed = additive = None
     if mask is not None:

@@ -71,7 +71,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         qk_dim, v_dim = embed_dim if qk_dim is None else qk_dim, embed_dim if v_dim is None else v_dim
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for field, width in (("qk_dim", qk_dim), ("v_dim", v_dim)):
+        for given, width in (("qk_dim", qk_dim), ("v_dim", v_dim)):
+            field = "embed_dim" if width == embed_dim else given  # the one that the caller named
             divides = width >= num_heads >= 1 and width % num_heads == 0
             check(divides, field, width, f"must be a multiple of num_heads = {num_heads}")
         shares = num_kv_heads >= 1 and num_heads % num_kv_heads == 0
@@ -161,6 +162,8 @@ class MultiHeadAttention(nn.Module):
             mask = _both(mask, key_positions <= query_positions[:, None])
             causal = False
         if key_mask is not None:
+            allowed = "boolean, True = a real token (the opposite of torch's key_padding_mask)"
+            check(key_mask.dtype == torch.bool, "key_mask", key_mask.dtype, allowed)
             mask = _both(mask, key_mask[..., None, None, :])
         out = hyper_attention(
             query,

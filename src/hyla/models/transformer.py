@@ -21,6 +21,7 @@ from hyla.models.feedforward import FeedForward, SwiGLU, linear
 from hyla.models.mixture import Mixture
 
 NORM_EPSILON = 1e-6
+MAX_SIZE = 2**20  # of any width or number in a config: far above what trains, far below what breaks an allocator
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         check_types(self, "model")
         for field in ("num_layers", "embed_dim", "num_heads", "qk_dim", "v_dim", "mlp_dim", "num_experts"):
-            check(getattr(self, field) >= 1, f"model.{field}", getattr(self, field), "at least 1")
+            value = getattr(self, field)
+            check(1 <= value <= MAX_SIZE, f"model.{field}", value, f"from 1 to {MAX_SIZE:,}")
         for field in ("qk_dim", "v_dim"):
             divides = getattr(self, field) % self.num_heads == 0
             allowed = f"must be a multiple of model.num_heads = {self.num_heads}"
@@ -133,8 +135,8 @@ class Block(nn.Module):
             dropout=config.attention_dropout,
             dropout_shared=config.dropout_shared,
             positions=config.positions if config.positions != "sinusoidal" else "none",
-            num_buckets=config.num_buckets or sequence_length,
-            max_distance=config.max_distance or sequence_length,
+            num_buckets=config.num_buckets or max(sequence_length, 2),
+            max_distance=config.max_distance or max(sequence_length, 2),
             bidirectional=config.bidirectional,
             backend=config.backend,
         )

@@ -252,6 +252,7 @@ def _summarise_run(run: Run, config: dict[str, Any], metric: str, base: Path) ->
 def _splits(summaries: Sequence[RunSummary]) -> list[str]:
     """Every split that some run has, the held-out one first: it is what the comparison is about."""
     found = list(dict.fromkeys(split for summary in summaries for split in summary.scores))
+    found = found or ["held_out"]  # nothing was evaluated, because all diverged, say: they are counted all the same
     first = [split for split in ("held_out", "train") if split in found]
     return first + [split for split in found if split not in first]
 

@@ -20,6 +20,8 @@ from hyla.tasks.base import Batch, Draws, Stream, check_split, entropy
 
 MAX_COMBINATIONS = 20_000_000  # of known terms: above, the list of them would not fit in memory comfortably
 
+MAX_POINTS = 65_536  # of a sequence
+
 
 @dataclass(frozen=True)
 class LogicConfig:
@@ -45,7 +47,8 @@ class LogicConfig:
     def __post_init__(self) -> None:
         check_types(self, "task")
         check(1 <= self.num_variables <= 12, "task.num_variables", self.num_variables, "from 1 to 12")
-        check(self.num_points >= 2, "task.num_points", self.num_points, "at least 2: one example and the query")
+        allowed = f"from 2, one example and the query, to {MAX_POINTS:,}"
+        check(2 <= self.num_points <= MAX_POINTS, "task.num_points", self.num_points, allowed)
         check(0 < self.known_fraction <= 1, "task.known_fraction", self.known_fraction, "above 0, at most 1")
         for field in ("held_out_fraction", "validation_fraction"):
             check(

@@ -46,6 +46,9 @@ from hyla.tasks.sraven_solver import (
     too_large,
 )
 
+MAX_OBSERVED = 10
+"""Features up to which the ideal observer is asked: the alignments that it weighs grow fast beyond."""
+
 MAX_REDRAWS = 1000
 """How often an ambiguous puzzle is drawn anew before its combination is given up as always ambiguous."""
 
@@ -99,6 +102,11 @@ class SravenConfig:
                 value,
                 "0 or more and less than 1, so that something is left to train on",
             )
+        count = self.num_combinations
+        few = f"there are {count:,} combinations of {self.num_features} rules, and more than 1,000,000 are too many to list"
+        check(count <= 1_000_000, "task.num_features", self.num_features, few)
+        for field in ("num_values", "num_rows", "num_columns"):
+            check(getattr(self, field) <= 1_024, f"task.{field}", getattr(self, field), "at most 1,024")
         if isinstance(self.split_seed, str):
             self._check_official()
         if self.reject_ambiguous:
@@ -272,6 +280,8 @@ class Sraven:
         posterior probability of its answers, whose expectation is that of the hit rate, with a smaller error; with
         "all", whose beliefs are wrong for the split, it is the hit rate.
         """
+        most = f"the ideal observer is for at most {MAX_OBSERVED} features"
+        check(self.config.num_features <= MAX_OBSERVED, "num_features", self.config.num_features, most)
         check(num_samples >= 2, "num_samples", num_samples, "at least 2, for a standard error")
         probabilities, hits, doubtful = [], [], []
         for index in range(math.ceil(num_samples / batch_size)):

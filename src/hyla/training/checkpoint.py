@@ -8,6 +8,7 @@ checkpoint is recognised before anything is loaded. A checkpoint appears under i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -23,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from hyla.errors import CheckpointError, RunError
+from hyla.errors import CheckpointError, NoWholeCheckpointError, RunError
 from hyla.runs import finite_or_none, read_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -41,7 +42,7 @@ class Loaded:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    return folder / f"step_{step:08d}"
+    return folder / f"step_{int(step):08d}"
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -130,17 +131,19 @@ def _remove_strays(folder: Path) -> None:
 
 
 def _rename(temporary: Path, final: Path) -> None:
-    """Give a written checkpoint its name. One of the same step that is whole stays; a damaged one gives way."""
-    try:
-        os.rename(temporary, final)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if is_whole(final):
-            shutil.rmtree(temporary)
-        else:
-            shutil.rmtree(final)
+    """Give a written checkpoint its name; an older one of the same step, damaged or of a run begun again, gives way."""
+    for _ in range(100):  # another save of the same step may come in between
+        try:
             os.rename(temporary, final)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        aside = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-", dir=final.parent))
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(final, aside)
+        shutil.rmtree(aside)
+    raise OSError(errno.EEXIST, "others keep writing the same checkpoint")
 
 
 def _sync_folder(folder: Path) -> None:
@@ -154,7 +157,17 @@ def _sync_folder(folder: Path) -> None:
 def verify(path: Path) -> dict[str, Any]:
     """The state of a checkpoint; RunError says what is wrong with one that is not whole."""
     state = read_json(path / STATE)
-    for name, expected in state["files"].items():
+    if not isinstance(state, dict) or not {"step", "best", "seconds", "files"} <= set(state):
+        raise RunError(f"{path / STATE} lacks step, best, seconds or files")
+    files, best = state["files"], state["best"]
+    sound = isinstance(files, dict) and {MODEL, OPTIMIZER} <= set(files)
+    sound = sound and all(isinstance(entry, dict) and {"bytes", "blake2b"} <= set(entry) for entry in files.values())
+    sound = sound and isinstance(state["seconds"], int | float) and (best is None or {"step", "score"} <= set(best))
+    if not sound:
+        raise RunError(f"{path / STATE} does not hold what a checkpoint's state holds")
+    if path.name != checkpoint_path(path.parent, state["step"]).name:
+        raise RunError(f"{path / STATE} is of step {state['step']}, not of the step in the folder's name")
+    for name, expected in files.items():
         file = path / name
         if not file.exists():
             raise RunError(f"{file} is missing")
@@ -170,7 +183,7 @@ def is_whole(path: Path) -> bool:
     """Whether a checkpoint can be loaded."""
     try:
         verify(path)
-    except (RunError, KeyError, TypeError):
+    except RunError:
         return False
     return True
 
@@ -191,8 +204,8 @@ def load_checkpoint(
     for at, path in reversed(candidates):
         try:
             state = verify(path)
-        except (RunError, KeyError, TypeError) as error:
-            skipped.append(str(error) if isinstance(error, RunError) else f"{path / STATE} lacks {error}")
+        except RunError as error:
+            skipped.append(str(error))
             continue
         weights = load_file(path / MODEL)
         try:
@@ -203,7 +216,7 @@ def load_checkpoint(
             restore_optimizer(model, optimizer, load_file(path / OPTIMIZER))
         return Loaded(path, at, state, tuple(skipped))
     if skipped:
-        raise RunError("no whole checkpoint is left:\n  " + "\n  ".join(skipped))
+        raise NoWholeCheckpointError("no whole checkpoint is left:\n  " + "\n  ".join(skipped))
     return None
 
 

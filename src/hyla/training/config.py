@@ -90,7 +90,10 @@ class LoopConfig:
             check(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
         for name in ("eval_samples", "final_eval_samples"):
             check(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
-        check(self.threads is None or self.threads >= 1, "training.threads", self.threads, "at least 1, or null")
+        check(
+            self.threads is None or 1 <= self.threads <= 4_096, "training.threads", self.threads, "1 to 4096, or null"
+        )
+        check(self.batch_size <= 2**20, "training.batch_size", self.batch_size, f"at most {2**20:,}")
         kind = self.device.split(":")[0]
         check(kind in ("auto", "cpu", "cuda", "mps"), "training.device", self.device, "auto, cpu, cuda, cuda:N or mps")
 
@@ -106,7 +109,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check(isinstance(self.seed, int) and self.seed >= 0, "seed", self.seed, "a whole number, 0 or more")
+        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        check(whole and self.seed >= 0, "seed", self.seed, "a whole number, 0 or more")
         if self.optimizer.schedule == "reference":
             warmup, steps = self.optimizer.warmup_steps, self.training.steps
             allowed = (
@@ -155,7 +159,7 @@ def config_from_dict(data: Any, base: TrainConfig | None = None) -> TrainConfig:
     if not isinstance(task_data, Mapping):
         raise ConfigError(f"section 'task' must hold keys and values, not {task_data!r}")
     name = task_data.get("name", base.task_name if base else "logic")
-    check(name in TASKS, "task.name", name, f"choose from {', '.join(TASKS)}")
+    check(isinstance(name, str) and name in TASKS, "task.name", name, f"choose from {', '.join(TASKS)}")
     check(base is None or name == base.task_name, "task.name", name, f"this is a config for {base and base.task_name}")
     base = base or TrainConfig(task=TASKS[name][0]())
     known = {section: [f.name for f in fields(cls)] for section, cls in SECTIONS.items()}

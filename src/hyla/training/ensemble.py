@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyla.errors import ConfigError, DivergedError, RunError, check
-from hyla.runs import CONFIG, RESULT, check_free
+from hyla.runs import RESULT, check_free, read_json, write_json
 from hyla.tasks.base import Batch
 from hyla.training.checkpoint import is_whole, list_checkpoints
 from hyla.training.config import TrainConfig, config_to_dict
@@ -35,6 +35,7 @@ from hyla.training.loop import (
 from hyla.training.optimizer import learning_rate
 
 AXES = ("seeds", "lr", "weight_decay")
+MEMBERS = "ensemble.json"  # the names of the members' folders
 
 
 def member_configs(base: TrainConfig, axes: Mapping[str, Sequence[int | float]]) -> list[TrainConfig]:
@@ -45,6 +46,7 @@ def member_configs(base: TrainConfig, axes: Mapping[str, Sequence[int | float]])
     for name, values in axes.items():
         check(name in AXES, "ensemble", name, f"axes are {', '.join(AXES)}")
         check(len(values) > 0, f"ensemble.{name}", values, "at least one value")
+    check(len(axes.get("seeds", [1])) == 1, "ensemble.seeds", axes.get("seeds"), "one number: how many seeds")
     (count,) = axes.get("seeds", [1])
     check(count >= 1 and int(count) == count, "ensemble.seeds", count, "a whole number, at least 1")
     seeds = [base.seed + offset for offset in range(int(count))]
@@ -63,8 +65,8 @@ def member_name(config: TrainConfig) -> str:
 
 
 def is_ensemble(folder: Path) -> bool:
-    """Whether a folder holds the members of an ensemble rather than a run."""
-    return not (folder / CONFIG).exists() and next(folder.glob(f"*/{CONFIG}"), None) is not None
+    """Whether a folder was made by :meth:`Ensemble.start`."""
+    return (folder / MEMBERS).exists()
 
 
 def check_stackable(configs: Sequence[TrainConfig]) -> None:
@@ -86,6 +88,10 @@ def check_stackable(configs: Sequence[TrainConfig]) -> None:
                 raise ConfigError(
                     f"members of an ensemble must agree in section {section!r}: {first[section]}, {values}"
                 )
+    model = configs[0].model
+    redrawn = model.backend in ("chunked", "triton") and model.attention_dropout > 0
+    allowed = "with dropout an ensemble needs auto, eager or native, which repeat a member's own masks"
+    check(not redrawn, "model.backend", model.backend, allowed)
     names = [member_name(config) for config in configs]
     check(len(set(names)) == len(names), "ensemble", names, "members must differ in seed, lr or weight_decay")
 
@@ -110,14 +116,14 @@ class Ensemble:
         paths = [Path(folder) / member_name(config) for config in configs]
         for path in paths:
             check_free(path)
-        return cls([Trainer.start(config, path) for config, path in zip(configs, paths, strict=True)])
+        members = [Trainer.start(config, path) for config, path in zip(configs, paths, strict=True)]
+        write_json(Path(folder) / MEMBERS, [path.name for path in paths])
+        return cls(members)
 
     @classmethod
     def resume(cls, folder: Path | str) -> Ensemble:
         """The members in `folder` that have not ended, from the newest step that all of them have whole."""
-        paths = sorted(path.parent for path in Path(folder).glob(f"*/{CONFIG}"))
-        if not paths:
-            raise RunError(f"no member of an ensemble in {folder}")
+        paths = [Path(folder) / name for name in read_json(Path(folder) / MEMBERS)]
         begun = [path for path in paths if not (path / RESULT).exists()]
         if not begun:
             raise RunError(f"all {len(paths)} members in {folder} have ended; nothing to resume")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import hyla
 from hyla.attention import choose_backend, resolve_mechanism
 from hyla.attention.functional import largest_eager_bytes
-from hyla.errors import ConfigError, DivergedError, HylaError, RunError
+from hyla.errors import ConfigError, DivergedError, HylaError, NoWholeCheckpointError, RunError
 from hyla.models.transformer import Transformer
 from hyla.runs import CONFIG, RESULT, Run, check_free, create_run, open_run, write_json
 from hyla.tasks.base import Batch, Task, check_split, entropy, overlap_rate
@@ -198,6 +198,7 @@ class Trainer:
         check_free(path)
         device = _prepare(config)
         trainer = cls(config, Run(Path(path)), device)
+        trainer.next_batch()  # what cannot be drawn is met before there is a folder
         environment = Environment.now(config, trainer.task, device)
         create_run(path, config_to_dict(config) | {"run": vars(environment)})
         return trainer
@@ -214,7 +215,7 @@ class Trainer:
         stored = folder.config
         config = config_from_dict(stored)
         trainer = cls(config, folder, _prepare(config))
-        was, now = stored.get("run", {}), vars(Environment.now(config, trainer.task, trainer.device))
+        was, now = stored.get("run") or {}, vars(Environment.now(config, trainer.task, trainer.device))
         if not was:  # a folder that was made without being started, as the engine does
             write_json(folder.path / CONFIG, stored | {"run": now})
         changed = [f"{key}: {was[key]} -> {now[key]}" for key in now if key in was and was[key] != now[key]]
@@ -222,7 +223,7 @@ class Trainer:
             trainer.notes.append("not bit for bit the run it was, since this differs: " + "; ".join(changed))
         try:
             loaded = None if step == 0 else load_checkpoint(folder.checkpoints, trainer.model, trainer.optimizer, step)
-        except RunError as error:
+        except NoWholeCheckpointError as error:
             trainer.notes.append(f"{error}\n  so it starts again from step 0")
             loaded = None
         trainer.restore(loaded)
@@ -292,6 +293,8 @@ class Trainer:
             self._window = (time.perf_counter(), self.step)
         stopping = self._signal is not None
         if saving or stopping:
+            if not all(torch.isfinite(parameter).all() for parameter in self.model.parameters()):
+                self._diverge(math.nan, norm.item())  # the update itself overflowed; it must not be kept
             self.save()
         if stopping and not last:
             raise InterruptedRunError(self._signal or 0, self.folder.path, self.step)
@@ -342,7 +345,11 @@ class Trainer:
         """Write `result.json` after the last step; returns its content."""
         lines = [line for line in self.folder.metrics.read() if line["step"] == self.step and "splits" in line]
         samples = self.config.training.final_eval_samples
-        splits = lines[-1]["splits"] if lines else evaluate(self.model, self.task, self.task.splits, samples)
+        splits = (
+            lines[-1]["splits"]
+            if lines
+            else evaluate(self.model, self.task, self.task.splits, samples, self.config.training.precision)
+        )
         result = {
             "state": "finished",
             "step": self.step,
