@@ -2,7 +2,7 @@
 
    native.py compiles this file once for each mechanism, dtype and set of head sizes, with these macros:
      REAL, INT     float and int32_t, or double and int64_t
-     HEADS DK DV   heads, width per head of queries/keys and of values: constants, so that the loops over them unroll
+     ALL DK DV     heads, width per head of queries/keys and of values: constants, so that the loops over them unroll
      NORM          SOFTMAX, NONE or RMS_HEAD
      DEPTH         1 (ordinary attention) or 2 (the value network of HYLA)
      ACTIVATION    IDENTITY, RELU, SILU or GELU
@@ -33,6 +33,12 @@
 #define BYTES 16
 #endif
 #define W ((int)(BYTES / sizeof(REAL)))
+/* Heads that are done together: all where they meet in one pair of tokens, else few enough for the first-level cache. */
+#if DEPTH == 1 && NORM != RMS_HEAD && ALL % 8 == 0
+#define HEADS 8
+#else
+#define HEADS ALL
+#endif
 #define HK (HEADS * DK)
 #define HV (HEADS * DV)
 #define EPSILON ((REAL)1e-6) /* RMS_EPSILON of mechanisms.py */
@@ -60,37 +66,47 @@ typedef struct {
 static inline vec splat(REAL x) { return x - (vec){0}; }
 static inline vec pick(ivec yes, vec a, vec b) { return (vec)((yes & (ivec)a) | (~yes & (ivec)b)); }
 
-static inline REAL total(vec x) {
-    REAL sum = 0;
-    for (int i = 0; i < W; i++) sum += x[i];
-    return sum;
-}
-
-/* out[i] = sum of the lanes of x[i]; destroys x. */
-static inline void totals(vec *x, int count, REAL *out) {
-    int i = 0;
+/* One level of `lanes` below: `count` vectors become half as many, lane bit `s` telling which of two a lane belongs to. A
+   function of its own, so that the compiler knows `s` and with it the shuffles. */
+static inline __attribute__((always_inline)) void halve(vec *group, const int count, const int s, const int largest) {
 #ifndef __clang__
-    /* W sums at a time: each level halves the vectors, lane bit `s` of a result telling which of two vectors it sums. */
-    for (; i + W <= count; i += W) {
-        vec *group = x + i;
-#pragma GCC unroll 4
-        for (int s = 1; s < W; s *= 2) {
-            ivec straight, crossed;
-            for (int l = 0; l < W; l++) {
-                straight[l] = l & s ? W + l : l;
-                crossed[l] = (l ^ s) + (l & s ? W : 0);
-            }
+    ivec straight, crossed;
 #pragma GCC unroll 16
-            for (int j = 0; j < W / s; j += 2) {
-                vec a = group[j], b = group[j + 1];
-                group[j / 2] = __builtin_shuffle(a, b, straight) + __builtin_shuffle(a, b, crossed);
-            }
-        }
-        *(loose *)(out + i) = group[0];
+    for (int l = 0; l < W; l++) {
+        straight[l] = l & s ? W + l : l;
+        crossed[l] = (l ^ s) + (l & s ? W : 0);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < count; j += 2) {
+        vec a = __builtin_shuffle(group[j], group[j + 1], straight);
+        vec b = __builtin_shuffle(group[j], group[j + 1], crossed);
+        if (largest)
+            group[j / 2] = pick(a > b, a, b);
+        else
+            group[j / 2] = a + b;
     }
 #endif
-    for (; i < count; i++) out[i] = total(x[i]);
 }
+
+/* out[i] = the sum of the lanes of x[i], or the largest; destroys x. */
+static inline __attribute__((always_inline)) void lanes(vec *x, int count, REAL *out, const int largest) {
+    int i = 0;
+#ifndef __clang__
+    for (; i + W <= count; i += W) {
+        halve(x + i, W, 1, largest);
+        if (W > 2) halve(x + i, W / 2, 2, largest);
+        if (W > 4) halve(x + i, W / 4, 4, largest);
+        if (W > 8) halve(x + i, W / 8, 8, largest);
+        *(loose *)(out + i) = x[i];
+    }
+#endif
+    for (; i < count; i++) {
+        out[i] = x[i][0];
+        for (int l = 1; l < W; l++) out[i] = !largest ? out[i] + x[i][l] : x[i][l] > out[i] ? x[i][l] : out[i];
+    }
+}
+
+static inline void totals(vec *x, int count, REAL *out) { lanes(x, count, out, 0); }
 
 static inline vec reciprocal_root(vec x) {
     vec y;
@@ -151,6 +167,24 @@ static inline REAL *at(const Tensor *tensor, int64_t b, int64_t t) {
     return tensor->data ? tensor->data + b / tensor->group * tensor->batch + t * tensor->token : NULL;
 }
 
+static inline __attribute__((always_inline)) void swap(vec *rows, const int s) {
+#ifndef __clang__
+    ivec low, high;
+#pragma GCC unroll 16
+    for (int l = 0; l < W; l++) {
+        low[l] = l & s ? W + l - s : l;
+        high[l] = l & s ? W + l : l + s;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++)
+        if (!(i & s)) {
+            vec a = rows[i], b = rows[i + s];
+            rows[i] = __builtin_shuffle(a, b, low);
+            rows[i + s] = __builtin_shuffle(a, b, high);
+        }
+#endif
+}
+
 /* Turn a square of W x W numbers: lane j of row i becomes lane i of row j, by swapping ever larger blocks. */
 static inline void turn(vec *rows) {
 #ifdef __clang__
@@ -161,21 +195,10 @@ static inline void turn(vec *rows) {
             rows[j][i] = x;
         }
 #else
-#pragma GCC unroll 4
-    for (int s = 1; s < W; s *= 2) {
-        ivec low, high;
-        for (int l = 0; l < W; l++) {
-            low[l] = l & s ? W + l - s : l;
-            high[l] = l & s ? W + l : l + s;
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < W; i++)
-            if (!(i & s)) {
-                vec a = rows[i], b = rows[i + s];
-                rows[i] = __builtin_shuffle(a, b, low);
-                rows[i + s] = __builtin_shuffle(a, b, high);
-            }
-    }
+    swap(rows, 1);
+    if (W > 2) swap(rows, 2);
+    if (W > 4) swap(rows, 4);
+    if (W > 8) swap(rows, 8);
 #endif
 }
 
@@ -270,14 +293,11 @@ static inline void query_codes(const Call *c, vec *code, vec *root, const REAL *
         }
         for (int h = 0; h < HEADS; h++) best[h] = pick(code[t * HEADS + h] > best[h], code[t * HEADS + h], best[h]);
     }
-    for (int h = 0; h < HEADS; h++) {
-        REAL top = lowest;
-        for (int i = 0; i < W; i++) top = best[h][i] > top ? best[h][i] : top;
-        best[h] = splat(top);
-    }
+    REAL top[HEADS];
+    lanes(best, HEADS, top, 1);
     for (int64_t t = 0; t < tiles; t++)
         for (int h = 0; h < HEADS; h++) {
-            code[t * HEADS + h] = exp_negative(code[t * HEADS + h] - best[h]);
+            code[t * HEADS + h] = exp_negative(code[t * HEADS + h] - top[h]);
             sum[h] += code[t * HEADS + h];
         }
     REAL share[HEADS];
@@ -429,6 +449,15 @@ static void backward_sequence(const Call *c, vec *scratch, int64_t b, int64_t pa
     scatter(grad_value, &c->grad_value, b, c->keys, DV);
 }
 
+/* The same call without its first heads. */
+static Call from_head(Call c, int64_t first) {
+    Tensor *tensors[] = {&c.query, &c.key,        &c.value,    &c.bias,       &c.mask,     &c.keep,
+                         &c.out,   &c.grad_query, &c.grad_key, &c.grad_value, &c.grad_bias};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        if (tensors[i]->data) tensors[i]->data += first * tensors[i]->head;
+    return c;
+}
+
 /* Sequences are dealt to the threads in fixed contiguous parts, so that the same number of threads gives the same bits.
    Both return 0, or 1 where there is no memory. */
 static int run(const Call *c, int backward) {
@@ -439,10 +468,13 @@ static int run(const Call *c, int backward) {
 #pragma omp parallel for num_threads((int)parts) schedule(static, 1)
     for (int64_t part = 0; part < parts; part++)
         for (int64_t b = c->batch * part / parts; b < c->batch * (part + 1) / parts; b++)
-            if (backward)
-                backward_sequence(c, scratch + part * vectors, b, part);
-            else
-                forward_sequence(c, scratch + part * vectors, b);
+            for (int first = 0; first < ALL; first += HEADS) {
+                const Call some = from_head(*c, first);
+                if (backward)
+                    backward_sequence(&some, scratch + part * vectors, b, part);
+                else
+                    forward_sequence(&some, scratch + part * vectors, b);
+            }
     free(scratch);
     return 0;
 }

@@ -91,7 +91,7 @@ def load(
 ) -> ctypes.CDLL:
     """The compiled functions for one mechanism, dtype and set of sizes; BuildError if they cannot be had."""
     real, whole = ("float", "int32_t") if dtype == torch.float32 else ("double", "int64_t")
-    macros = {"REAL": real, "INT": whole, "HEADS": heads, "DK": qk_depth, "DV": v_depth, "NORM": score_norm.upper()}
+    macros = {"REAL": real, "INT": whole, "ALL": heads, "DK": qk_depth, "DV": v_depth, "NORM": score_norm.upper()}
     macros |= {"DEPTH": depth, "ACTIVATION": activation.upper(), "BYTES": vector_bytes}
     defines = [f"-D{name}={value}" for name, value in macros.items()]
     failures = []
