@@ -266,7 +266,7 @@ def test_ensemble(capsys, tmp_path):
     flags = ["train", "logic", *SMALL, "--ensemble", "seeds=2", "lr=1e-3,3e-3", "--out", "grid"]
     status, out, _ = run(capsys, *flags)
     assert status == 0
-    names = sorted(path.name for path in (tmp_path / "grid").iterdir())
+    names = sorted(path.name for path in (tmp_path / "grid").iterdir() if path.is_dir())
     assert names == ["seed0-lr0.001-wd0.1", "seed0-lr0.003-wd0.1", "seed1-lr0.001-wd0.1", "seed1-lr0.003-wd0.1"]
     assert all(name in out for name in names)
     assert all(open_run(tmp_path / "grid" / name).state == "finished" for name in names)

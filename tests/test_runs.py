@@ -50,7 +50,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path):
     create_run(tmp_path / "run", {"a": 1})
     with pytest.raises(RunError, match=r"holds another run \(unfinished\); go on with it: hyla resume"):
         check_free(tmp_path / "run")
-    write_json(tmp_path / "run" / "result.json", {"state": "finished"})
+    write_json(tmp_path / "run" / "result.json", {"state": "finished", "step": 1})
     with pytest.raises(RunError, match=r"holds another run \(finished\)"):
         create_run(tmp_path / "run", {"a": 2})
     assert open_run(tmp_path / "run").config == {"a": 1}
@@ -78,7 +78,7 @@ def test_states(tmp_path):
     run = create_run(tmp_path / "run", {})
     assert run.state == "unfinished"
     for state in ("finished", "diverged"):
-        write_json(run.path / "result.json", {"state": state})
+        write_json(run.path / "result.json", {"state": state, "step": 1})
         assert run.state == state
 
 

@@ -118,7 +118,10 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return read_json(self.path / CONFIG)
+        config = read_json(self.path / CONFIG)
+        if not isinstance(config, dict):
+            raise RunError(f"{self.path / CONFIG} does not hold a config, but {str(config)[:60]!r}")
+        return config
 
     @property
     def metrics(self) -> MetricsLog:

@@ -144,7 +144,7 @@ def test_a_run_that_fails_is_listed_and_does_not_stop_the_others(tmp_path):
 
 def test_a_diverged_run_is_an_end(tmp_path):
     base = tiny(threads=None)
-    wild = replace(base, optimizer=replace(base.optimizer, lr=1e30, warmup_steps=0))
+    wild = replace(base, optimizer=replace(base.optimizer, lr=1e29, warmup_steps=0))
     configs = comparison_configs(wild, ["linear"], [0])
     jobs = prepare(configs, tmp_path / "runs")
     run_jobs(jobs, 1, 1, ignore)

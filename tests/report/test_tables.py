@@ -82,11 +82,12 @@ def test_scores_of_a_diverged_run_do_not_count(make_run):
 
 def test_nothing_finished(make_run):
     comparison = compare([make_run("hyla", 0, state="unfinished"), make_run("linear", 0, state="diverged")])
-    assert comparison.rows == ()
+    counted = [(row.mechanism, row.split, row.num_unfinished, row.num_diverged, row.mean) for row in comparison.rows]
+    assert counted == [("hyla", "held_out", 1, 0, None), ("linear", "held_out", 0, 1, None)]
     assert comparison.metric == "r2"
     assert comparison.title == "logic: hyla, linear (quick budget, no run finished)"
     assert "no run finished" in printed(comparison)
-    assert len(tables.to_csv(comparison).splitlines()) == 1
+    assert len(tables.to_csv(comparison).splitlines()) == 3
 
 
 @pytest.mark.parametrize(

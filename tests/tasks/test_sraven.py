@@ -120,7 +120,7 @@ def chi_square(counts: torch.Tensor | np.ndarray) -> float:
             {"split_seed": "official-0", "held_out_fraction": 0.5},
             ["held_out_fraction = 0.5", "0.25 only", "official-1"],
         ),
-        ({"num_features": 32, "reject_ambiguous": True}, ["reject_ambiguous = True", "62"]),
+        ({"num_features": 11, "num_values": 60, "reject_ambiguous": True}, ["reject_ambiguous = True", "62"]),
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(settings_, words):

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hyla.attention import choose_backend
-from hyla.errors import CheckpointError, DivergedError, RunError
+from hyla.errors import CheckpointError, DivergedError, HylaError, RunError
 from hyla.runs import open_run
 from hyla.training.checkpoint import MODEL, OPTIMIZER, STATE, checkpoint_path, list_checkpoints, save_checkpoint, verify
 from hyla.training.config import TrainConfig, config_to_dict, preset_default
@@ -141,7 +142,10 @@ DAMAGE = {
     "no byte of the optimiser": (lambda p: (p / OPTIMIZER).write_bytes(b""), r"optimizer.safetensors has 0 bytes"),
     "half of the state": (lambda p: half(p / STATE), r"state.json, line \d+, column \d+"),
     "an empty state": (lambda p: (p / STATE).write_bytes(b""), r"state.json, line 1"),
-    "a state of something else": (lambda p: (p / STATE).write_text("{}"), r"state.json lacks 'files'"),
+    "a state of something else": (
+        lambda p: (p / STATE).write_text("{}"),
+        r"state.json lacks step, best, seconds or files",
+    ),
     "a flipped bit": (lambda p: flip(p / MODEL), r"model.safetensors is damaged"),
     "weights gone": (lambda p: (p / MODEL).unlink(), r"model.safetensors is missing"),
 }
@@ -333,7 +337,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(precision, tmp_path
 
 def test_a_rate_that_explodes_ends_with_status_1(tmp_path):
     path = tmp_path / "run"
-    flags = ["--steps", 200, "--lr", 1e30, "--optimizer.warmup-steps", 1, "--batch-size", 8, "--task.num-points", 4]
+    flags = ["--steps", 200, "--lr", 1e29, "--optimizer.warmup-steps", 1, "--batch-size", 8, "--task.num-points", 4]
     done = hyla("train", "logic", "--mechanism", "linear", *flags, "--out", path, "--model.embed-dim", 16)
     assert done.returncode == 1, done.stderr
     assert "To mend it, try a lower --optimizer.lr" in done.stderr
@@ -402,3 +406,68 @@ def test_optimizer_state_survives(tmp_path):
         assert torch.equal(one, two)
         for key, value in trainer.optimizer.state[one].items():
             assert torch.equal(value, again.optimizer.state[two][key])
+
+
+def test_a_whole_checkpoint_that_does_not_fit_is_never_trained_over(stopped_run, tmp_path):
+    """A config edited to another size is refused, and everything stays as it was."""
+    shutil.copytree(stopped_run / "run", tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["model"]["embed_dim"] = 32
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    done = hyla("resume", tmp_path / "run")
+    assert done.returncode == 2
+    assert "does not fit the model of config.json" in done.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_step_trained_again_replaces_its_checkpoint(tmp_path):
+    trainer = Trainer.start(tiny(), tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    state = {"best": None, "seconds": 0.0}
+    save_checkpoint(folder, 4, trainer.model, trainer.optimizer, state)
+    with torch.no_grad():
+        trainer.model.head.weight.add_(1.0)
+    save_checkpoint(folder, 4, trainer.model, trainer.optimizer, state)
+    assert torch.equal(load_model(tmp_path / "run")[0].head.weight, trainer.model.head.weight)
+
+
+BROKEN = {
+    "state.json": ['{"files": []}', "[]", '{"step": 24, "best": null, "seconds": "x", "files": {}}'],
+    "metrics.jsonl": ['{"a": 1}\n', "[1]\n", '{"step": "1"}\n', b"\xff\xfe\n"],
+    "result.json": ["[]", "{}", "5", '{"state": "finished"}'],
+    "config.json": ["[]", '{"task": {"name": ["logic"]}}', '{"seed": ' + "9" * 5000 + "}", "[" * 100_000],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, text) for name, texts in BROKEN.items() for text in texts])
+def test_a_damaged_file_is_named(name, content, stopped_run, tmp_path):
+    shutil.copytree(stopped_run / "run", tmp_path / "run")
+    path = tmp_path / "run" / name
+    if name == "state.json":
+        path = checkpoint_path(tmp_path / "run" / "checkpoints", STEPS) / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if name == "state.json":  # an older whole one is there
+        (note,) = Trainer.resume(tmp_path / "run").notes
+        assert str(path) in note
+        return
+    with pytest.raises(
+        HylaError, match=r"not hold a config|task.name" if name == "config.json" and len(content) < 99 else name
+    ):
+        Trainer.resume(tmp_path / "run").run()
+
+
+def test_what_a_killed_start_leaves_is_no_obstacle(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.json.99.tmp").write_text('{"ta')
+    assert train(tiny(), tmp_path / "run")["state"] == "finished"
+
+
+def test_weights_that_overflow_are_never_saved(tmp_path):
+    config = tiny(checkpoint_every=1)
+    wild = replace(config, optimizer=replace(config.optimizer, lr=1e29, warmup_steps=0, weight_decay=1e29))
+    with pytest.raises(DivergedError):
+        train(wild, tmp_path / "run")
+    for _, path in list_checkpoints(tmp_path / "run" / "checkpoints"):
+        weights = load_file(path / MODEL)
+        assert all(torch.isfinite(value).all() for value in weights.values())
