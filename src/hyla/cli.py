@@ -23,8 +23,6 @@ from hyla.configs import unknown_key
 from hyla.errors import ConfigError, HylaError, RunError, check
 from hyla.runs import read_json, write_json
 
-TASK_NAMES = ("logic", "sraven")
-
 # Short names of flags that are typed often.
 SHORTCUTS = {
     "--mechanism": "--model.mechanism",
@@ -284,6 +282,7 @@ def compare_command(argv: list[str]) -> int:
     from hyla.attention import MECHANISMS
     from hyla.experiments.compare import Splits, check_report_extra, compare, comparison_configs
     from hyla.experiments.hypernetwork_paper import BudgetName, budget
+    from hyla.report.tables import rich_table
     from hyla.training.config import TrainConfig
 
     @dataclass(frozen=True)
@@ -336,20 +335,13 @@ def compare_command(argv: list[str]) -> int:
             threads=max(1, cores // workers),
             progress=_job_progress(bar),
         )
-    console.print(tables_of(outcome.comparison))
+    console.print(rich_table(outcome.comparison))
     for job in outcome.jobs:
         if job.error is not None:
             errors.print(f"failed: {job.run.name}: {job.error}", style="red", soft_wrap=True)
     for path in outcome.files:
         console.print(str(path), soft_wrap=True)
     return 1 if any(job.state in ("failed", "diverged") for job in outcome.jobs) else 0
-
-
-def tables_of(comparison: Any) -> Any:
-    """The table of a comparison for the terminal."""
-    from hyla.report.tables import rich_table
-
-    return rich_table(comparison)
 
 
 def _job_progress(bar: Progress) -> Callable[[Sequence[Any]], None]:
