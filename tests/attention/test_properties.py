@@ -720,8 +720,8 @@ def test_mistakes_in_a_call_are_named(changes, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 5}, r"qk_dim = 12 .* multiple of num_heads = 5"),
-        ({"num_heads": 0}, r"qk_dim = 12 .* multiple of num_heads = 0"),
+        ({"num_heads": 5}, r"embed_dim = 12 .* multiple of num_heads = 5"),
+        ({"num_heads": 0}, r"embed_dim = 12 .* multiple of num_heads = 0"),
         ({"qk_dim": 0}, r"qk_dim = 0 .* multiple of num_heads = 4"),
         ({"v_dim": 10}, r"v_dim = 10 .* multiple of num_heads = 4"),
         ({"num_kv_heads": 3}, r"num_kv_heads = 3 .* divide num_heads = 4"),
