@@ -24,7 +24,7 @@ def colours(path):
 
 def test_puzzle_text():
     assert puzzle_text(PLAIN, RULES, 8) == (
-        "3 x 3 panels, 2 features with values 0 to 7\n"
+        "3 x 3 panels, 2 features with values 0 to 7; after 7 comes 0\n"
         "\n"
         "  3 6 | 3 7 | 3 0\n"
         "  5 1 | 5 2 | 5 3\n"
@@ -40,7 +40,7 @@ def test_puzzle_text():
 
 def test_puzzle_text_of_permuted_features():
     assert puzzle_text(SWAPPED, RULES, 8, permutations=ORDER) == (
-        "3 x 3 panels, 2 features with values 0 to 7\n"
+        "3 x 3 panels, 2 features with values 0 to 7; after 7 comes 0\n"
         "\n"
         "  3 6 | 7 3 | 3 0\n"
         "  5 1 | 2 5 | 5 3\n"
