@@ -158,10 +158,8 @@ def puzzle_text(
     rows, columns, num_features = grid.shape
     digits = len(str(num_values - 1))
     question = " ".join(["?".rjust(digits)] * num_features)
-    lines = [
-        f"{rows} x {columns} panels, {num_features} features with values 0 to {num_values - 1}; after {num_values - 1} comes 0",
-        "",
-    ]
+    values = f"values 0 to {num_values - 1}; after {num_values - 1} comes 0"
+    lines = [f"{rows} x {columns} panels, {num_features} features with {values}", ""]
     for row in range(rows):
         cells = [" ".join(str(value).rjust(digits) for value in grid[row, column]) for column in range(columns)]
         if row == rows - 1:
