@@ -116,7 +116,7 @@ def resume_command(argv: list[str]) -> int:
         """Run folder."""
 
     arguments = _parse(Resume, argv, "hyla resume", RESUME)
-    from hyla.experiments.engine import watch_engine
+    from hyla.experiments.engine import stop_if_orphaned
     from hyla.training.ensemble import Ensemble, is_ensemble
     from hyla.training.loop import Trainer
 
@@ -126,8 +126,7 @@ def resume_command(argv: list[str]) -> int:
         return _run_ensemble(ensemble, arguments.run)
     trainer = Trainer.resume(arguments.run)
     _show_notes(trainer.notes)
-    with watch_engine() as check_engine:
-        return _run_trainer(trainer, arguments.run, lambda line: check_engine())
+    return _run_trainer(trainer, arguments.run, lambda line: stop_if_orphaned())
 
 
 def _run_trainer(trainer: Any, out: Path, watch: Callable[[dict[str, Any]], None] = lambda line: None) -> int:
@@ -379,7 +378,7 @@ Examples:
 
 def sample_command(argv: list[str]) -> int:
     task_name, argv = _task("hyla sample", "Show examples of a task.", argv)
-    from hyla.experiments.samples import FORMATS, write_samples
+    from hyla.experiments.samples import write_samples
     from hyla.training.config import TASKS
 
     task_config, make = TASKS[task_name]
@@ -408,7 +407,6 @@ def sample_command(argv: list[str]) -> int:
     check(arguments.split in task.splits, "split", arguments.split, f"task {task.name} has {', '.join(task.splits)}")
     needs_folder = arguments.format in ("png", "parquet") and arguments.out is None
     check(not needs_folder, "out", None, f"--format {arguments.format} needs a folder, such as --out samples")
-    assert arguments.format in FORMATS
     for item in write_samples(task, arguments.split, arguments.num, arguments.format, arguments.out):
         console.print(str(item), soft_wrap=True)
     return 0

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +46,6 @@ class Job:
     step: int = 0
     error: str | None = None
     process: subprocess.Popen | None = field(default=None, repr=False)
-    started_at: int = 0
 
     @property
     def state(self) -> str:
@@ -95,7 +94,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, threads: int, progress: Callable
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
-                job.process, job.started_at = _start(job, threads), job.step
+                job.process = _start(job, threads)
                 running.append(job)
             time.sleep(POLL_SECONDS)
             for job in list(running):
@@ -148,13 +147,8 @@ def _last_words(log: Path, status: int) -> str:
     return f"exit status {status}"
 
 
-@contextlib.contextmanager
-def watch_engine() -> Iterator[Callable[[], None]]:
-    """For a worker: a function that asks this process to stop once the engine that started it is gone."""
+def stop_if_orphaned() -> None:
+    """For a worker: ask this process to save and stop if the engine that started it is gone."""
     engine = os.environ.get(ENGINE_PID)
-
-    def check() -> None:
-        if engine is not None and os.getppid() != int(engine):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    yield check
+    if engine is not None and os.getppid() != int(engine):
+        os.kill(os.getpid(), signal.SIGTERM)

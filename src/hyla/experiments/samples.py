@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from hyla.tasks.base import Batch, Task
 from hyla.tasks.fuzzy_logic import FuzzyLogic
 from hyla.tasks.sraven import RULES, Sraven
 
-FORMATS = ("text", "png", "jsonl", "parquet")
 BATCH = 512
 
 
@@ -69,7 +68,7 @@ def draw_sample(task: Task, one: Batch, path: Path) -> Path:
 
 
 def write_samples(task: Task, split: str, count: int, form: str, out: Path | None) -> Iterator[str | Path]:
-    """Write the samples in one of `FORMATS`; yields the texts to print, or the files written.
+    """Write the samples as `text`, `png`, `jsonl` or `parquet`; yields the texts to print, or the files written.
 
     Raises ConfigError before anything is written for what cannot be drawn, MissingExtraError where a package is missing.
     """
@@ -87,24 +86,17 @@ def write_samples(task: Task, split: str, count: int, form: str, out: Path | Non
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out = {str(out)!r} is not possible: it is a file")
     if form == "png":
-        first = next(draw_samples(task, split, 1))[1]
-        check_drawable(task, first)
-        out.mkdir(parents=True, exist_ok=True)
+        check_drawable(task)
+    write_table = parquet_writer() if form == "parquet" else None
+    out.mkdir(parents=True, exist_ok=True)
+    if form == "png":
         for number, one in samples:
             yield draw_sample(task, one, out / f"{stem}-{number:03d}.png")
         return
     path = out / f"{stem}.{'txt' if form == 'text' else form}"
-    if form == "parquet":
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise MissingExtraError("pyarrow", "parquet", "--format parquet") from None
-        out.mkdir(parents=True, exist_ok=True)
-        rows = [sample_row(task, split, number, one) for number, one in samples]
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    if write_table is not None:
+        write_table([sample_row(task, split, number, one) for number, one in samples], path)
     else:
-        out.mkdir(parents=True, exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             for number, one in samples:
                 row = sample_row(task, split, number, one)
@@ -113,7 +105,17 @@ def write_samples(task: Task, split: str, count: int, form: str, out: Path | Non
     yield path
 
 
-def check_drawable(task: Task, one: Batch) -> None:
+def parquet_writer() -> Callable[[list[dict[str, Any]], Path], None]:
+    """A function that writes rows to a Parquet file; MissingExtraError where that needs a package that is not there."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", "--format parquet") from None
+    return lambda rows, path: parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def check_drawable(task: Task) -> None:
     """Raise ConfigError with the reason if a task's samples are too large for a picture."""
     limits = (drawings.MAX_FEATURES, drawings.MAX_VALUES)
     if isinstance(task, Sraven) and (task.config.num_features > limits[0] or task.config.num_values > limits[1]):

@@ -105,7 +105,7 @@ class SravenConfig:
         count = self.num_combinations
         few = f"there are {count:,} combinations of {self.num_features} rules, and more than 1,000,000 are too many to list"
         check(count <= 1_000_000, "task.num_features", self.num_features, few)
-        for field in ("num_values", "num_rows", "num_columns"):
+        for field in ("num_rows", "num_columns"):
             check(getattr(self, field) <= 1_024, f"task.{field}", getattr(self, field), "at most 1,024")
         if isinstance(self.split_seed, str):
             self._check_official()

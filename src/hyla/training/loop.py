@@ -26,7 +26,7 @@ from hyla.errors import ConfigError, DivergedError, HylaError, NoWholeCheckpoint
 from hyla.models.transformer import Transformer
 from hyla.runs import CONFIG, RESULT, Run, check_free, create_run, open_run, write_json
 from hyla.tasks.base import Batch, Task, check_split, entropy, overlap_rate
-from hyla.training.checkpoint import Loaded, load_checkpoint, prune, save_checkpoint
+from hyla.training.checkpoint import load_checkpoint, prune, save_checkpoint
 from hyla.training.config import TrainConfig, config_from_dict, config_to_dict, make_model, make_task
 from hyla.training.optimizer import learning_rate, make_optimizer
 from hyla.training.trackers import open_trackers
@@ -208,10 +208,9 @@ class Trainer:
         """The run in `path` as its newest whole checkpoint left it, or from the start when there is none; with `step`, as
         it was at exactly that one (0: from the start)."""
         folder = open_run(path)
-        if folder.state != "unfinished":
-            raise RunError(
-                f"{path} has ended ({folder.state} at step {(folder.result or {})['step']}); nothing to resume"
-            )
+        result = folder.result
+        if result is not None:
+            raise RunError(f"{path} has ended ({result['state']} at step {result['step']}); nothing to resume")
         stored = folder.config
         config = config_from_dict(stored)
         trainer = cls(config, folder, _prepare(config))
@@ -226,16 +225,11 @@ class Trainer:
         except NoWholeCheckpointError as error:
             trainer.notes.append(f"{error}\n  so it starts again from step 0")
             loaded = None
-        trainer.restore(loaded)
+        if loaded is not None:
+            trainer.notes.extend(f"skipped a checkpoint: {reason}" for reason in loaded.skipped)
+            trainer.step, trainer.best, trainer.seconds = loaded.step, loaded.state["best"], loaded.state["seconds"]
+            trainer._saved_step = loaded.step
         return trainer
-
-    def restore(self, loaded: Loaded | None) -> None:
-        """Take over the counters of a checkpoint whose weights have been loaded."""
-        if loaded is None:
-            return
-        self.notes.extend(f"skipped a checkpoint: {reason}" for reason in loaded.skipped)
-        self.step, self.best, self.seconds = loaded.step, loaded.state["best"], loaded.state["seconds"]
-        self._saved_step = loaded.step
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """Train to the last step and write `result.json`; returns its content.
@@ -344,12 +338,11 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Write `result.json` after the last step; returns its content."""
         lines = [line for line in self.folder.metrics.read() if line["step"] == self.step and "splits" in line]
-        samples = self.config.training.final_eval_samples
-        splits = (
-            lines[-1]["splits"]
-            if lines
-            else evaluate(self.model, self.task, self.task.splits, samples, self.config.training.precision)
-        )
+        loop = self.config.training
+        if lines:
+            splits = lines[-1]["splits"]
+        else:  # the line was lost, though its checkpoint was not
+            splits = evaluate(self.model, self.task, self.task.splits, loop.final_eval_samples, loop.precision)
         result = {
             "state": "finished",
             "step": self.step,
