@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -68,6 +69,19 @@ def test_splits_partition_the_combinations(num_variables, num_terms, held_out, v
     assert set().union(*named.values()) == known
     assert all(min(row) >= config.num_known for row in unseen)
     assert len(named["held_out"]) == int(len(known) * held_out)
+
+
+@pytest.mark.parametrize("split_seed", [3, "official-1"])
+def test_validation_from_the_held_out_leaves_the_trained_combinations_alone(split_seed):
+    """What the paper's grids are chosen on: never trained on, and no part of what is reported."""
+    whole = FuzzyLogic(LogicConfig(split_seed=split_seed)).combinations
+    config = LogicConfig(split_seed=split_seed, validation_from="held_out", validation_fraction=0.2)
+    parts = FuzzyLogic(config).combinations
+    assert torch.equal(parts["train"], whole["train"])
+    assert torch.equal(torch.cat([parts["validation"], parts["held_out"]]), whole["held_out"])
+    assert [len(parts[split]) for split in ("train", "validation", "held_out")] == [20, 9, 37]
+    with pytest.raises(ConfigError, match=r"of 46 combinations 0 would be reserved"):
+        replace(config, validation_fraction=0.01)
 
 
 def test_sizes_of_the_papers_splits():

@@ -166,6 +166,16 @@ def test_official_split_with_validation_keeps_the_official_held_out_set():
     assert set(splits["train"]) | set(splits["validation"]) == set(PAPER.combinations()["train"])
 
 
+def test_validation_from_the_held_out_leaves_the_trained_combinations_alone():
+    splits = replace(PAPER, validation_from="held_out", validation_fraction=0.2).combinations()
+    whole = PAPER.combinations()
+    assert splits["train"] == whole["train"]
+    assert sorted(splits["validation"] + splits["held_out"]) == sorted(whole["held_out"])
+    assert [len(rules) for rules in splits.values()] == [248, 16, 66]
+    with pytest.raises(ConfigError, match="82"):
+        replace(PAPER, validation_from="held_out", validation_fraction=0.01)
+
+
 def test_splits_and_batches_leave_global_generators_alone():
     config = SravenConfig(validation_fraction=0.1)
     np_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()

@@ -31,7 +31,7 @@ HEADLINES = {"logic": "r2", "sraven": "accuracy"}
 SPLIT_LABELS = {
     "held_out": "held-out combinations",
     "train": "trained combinations",
-    "validation": "trained combinations, validation",
+    "validation": "combinations kept for validation",
     "unseen_terms": "unseen terms",
 }
 SPREAD_NOTE = (

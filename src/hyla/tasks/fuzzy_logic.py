@@ -38,7 +38,9 @@ class LogicConfig:
     held_out_fraction: float = 0.7
     """Share of the combinations of known terms that are held out of training."""
     validation_fraction: float = 0.0
-    """Share of the remaining combinations reserved as split `validation`, for choosing hyperparameters."""
+    """Share of the combinations named by validation_from reserved as split `validation`, for choosing hyperparameters."""
+    validation_from: Literal["train", "held_out"] = "train"
+    """Which combinations validation takes its share of; from held_out, the trained ones stay as they are."""
     split_seed: int | str = 0
     """Which combinations are held out: a seed, or "official-0" (-1, -2, -2024) for the public code's own sets."""
     probe: Literal["none", "fixed_query", "fixed_context"] = "none"
@@ -64,8 +66,9 @@ class LogicConfig:
         held_out = int(count * self.held_out_fraction)
         reason = f"of {count} combinations {held_out} would be held out, leaving an empty split"
         check(held_out >= 1 or self.held_out_fraction == 0, "task.held_out_fraction", self.held_out_fraction, reason)
-        validation = int((count - held_out) * self.validation_fraction)
-        reason = f"of {count - held_out} combinations {validation} would be reserved, leaving an empty split"
+        source = held_out if self.validation_from == "held_out" else count - held_out
+        validation = int(source * self.validation_fraction)
+        reason = f"of {source} combinations {validation} would be reserved, leaving an empty split"
         enough = validation >= 1 or self.validation_fraction == 0
         check(enough, "task.validation_fraction", self.validation_fraction, reason)
         if isinstance(self.split_seed, str):
@@ -205,6 +208,11 @@ def _split_combinations(config: LogicConfig) -> dict[str, Tensor]:
         held_out, train = torch.from_numpy(rows[order[:cut]]), torch.from_numpy(rows[order[cut:]])
         unseen_rows = list(combinations(range(known, total), config.num_terms))
         unseen = torch.tensor(unseen_rows, dtype=torch.int64).reshape(-1, config.num_terms)
-    reserved = int(len(train) * config.validation_fraction)
-    validation, train = train[:reserved], train[reserved:]
+    # both lists are in random order, so that their first rows are a random part of them
+    if config.validation_from == "held_out":
+        reserved = int(len(held_out) * config.validation_fraction)
+        validation, held_out = held_out[:reserved], held_out[reserved:]
+    else:
+        reserved = int(len(train) * config.validation_fraction)
+        validation, train = train[:reserved], train[reserved:]
     return {"train": train, "validation": validation, "held_out": held_out, "unseen_terms": unseen}

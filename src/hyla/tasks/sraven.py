@@ -70,7 +70,10 @@ class SravenConfig:
     held_out_fraction: float = 0.25
     """Share of the rule combinations that is never trained on (split `held_out`); 0 for no such split."""
     validation_fraction: float = 0.0
-    """Share of the other combinations kept for choosing hyperparameters (split `validation`); 0 for no such split."""
+    """Share of the combinations named by validation_from that is kept for choosing hyperparameters (split `validation`);
+    0 for no such split."""
+    validation_from: Literal["train", "held_out"] = "train"
+    """Which combinations validation takes its share of; from held_out, the trained ones stay as they are."""
     split_seed: int | str = 0
     """Decides which combinations are held out. "official-0", "official-1", "official-2" and "official-2024" are the
     public code's own sets."""
@@ -116,7 +119,7 @@ class SravenConfig:
         num_held_out, num_validation = self._num_reserved()
         for field, split, count, share in (
             ("held_out_fraction", "held_out", num_held_out, total),
-            ("validation_fraction", "validation", num_validation, total - num_held_out),
+            ("validation_fraction", "validation", num_validation, self._num_validation_source(num_held_out)),
         ):
             value = getattr(self, field)
             reason = f"0 or at least 1/{share}; a smaller share of {share} combinations leaves split `{split}` empty"
@@ -139,18 +142,22 @@ class SravenConfig:
         else:
             held_out = set(_choose(every, num_held_out, "held_out", self.split_seed))
         trained = [combination for combination in every if combination not in held_out]
-        validation = set(_choose(trained, num_validation, "validation", self.split_seed))
+        source = sorted(held_out) if self.validation_from == "held_out" else trained
+        validation = set(_choose(source, num_validation, "validation", self.split_seed))
         splits = {"train": [combination for combination in trained if combination not in validation]}
         if num_validation:
             splits["validation"] = sorted(validation)
         if num_held_out:
-            splits["held_out"] = sorted(held_out)
+            splits["held_out"] = sorted(held_out - validation)
         return splits
 
     def _num_reserved(self) -> tuple[int, int]:
-        """How many combinations are held out and how many are for validation (fractions rounded down)."""
+        """How many combinations are not trained on, and how many are for validation (fractions rounded down)."""
         num_held_out = int(self.held_out_fraction * self.num_combinations)
-        return num_held_out, int(self.validation_fraction * (self.num_combinations - num_held_out))
+        return num_held_out, int(self.validation_fraction * self._num_validation_source(num_held_out))
+
+    def _num_validation_source(self, num_held_out: int) -> int:
+        return num_held_out if self.validation_from == "held_out" else self.num_combinations - num_held_out
 
     def _check_official(self) -> None:
         names = sorted(_official_sets(), key=len)
