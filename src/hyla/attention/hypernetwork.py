@@ -80,16 +80,12 @@ def pair_network(
 ) -> PairNetwork:
     """The network that `layer` generates for one pair of the sequence `x` (attending to `context`, or to itself).
 
-    masks: `mask`, `key_mask`, `causal` and `bias` as in the layer's `forward`. Dropout does not act here. Raises ConfigError
+    masks: `mask`, `key_mask`, `causal` and `bias` as in the layer's `forward`. Dropout does not act. Raises ConfigError
     for a position that is not there; negative ones count from the end.
     """
     for name, tokens in (("x", x), ("context", context)):
-        check(
-            tokens is None or tokens.dim() == 2,
-            name,
-            None if tokens is None else tuple(tokens.shape),
-            "[tokens, width]",
-        )
+        if tokens is not None:
+            check(tokens.dim() == 2, name, tuple(tokens.shape), "[tokens, width], of one sequence")
     code_H = layer.codes(x, context, queries=[query], keys=[key], **masks)[:, 0, 0]
     network, parameters = layer.mechanism.value_network, value_parameters(layer)
     if network.depth == 1:
