@@ -235,7 +235,8 @@ def headline(model: Data, label: str) -> str:
     text = (
         f"{label}: the {score['target']} reads best from {model['layers'][best]['title']} ({of_layers}), "
         f"{metric_label(score['metric'])} {format_value(score['value'])} "
-        f"(95% interval {format_interval(score['low'], score['high'])}) on {count_of(score['count'], score['tasks'])}, {split_label(score['test'])}. "
+        f"(95% interval {format_interval(score['low'], score['high'])}) "
+        f"on {count_of(score['count'], score['tasks'])}, {split_label(score['test'])}. "
         f"Chance {format_value(score['chance'])}; fitted to shuffled labels {format_value(score['control'])}"
     )
     if score["control_high"] is not None:
@@ -463,7 +464,8 @@ def projections(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
         names = [f"{i + 1} {name} ({counts[i]:,})" for i, name in enumerate(classes)]
         names += [f"{split_label(split)} ({int((split_P == split).sum()):,})" for split in splits]
         _legend(figure, handles, names, columns=legend_columns)
-        methods = dict.fromkeys(METHODS.get(name, name) for name in (layer["projection"]["method"] for layer in layers))
+        names_of_methods = [layer["projection"]["method"] for layer in layers]
+        methods = dict.fromkeys(METHODS.get(name) or str(name) for name in names_of_methods)
         repeat = " Colours repeat after twelve classes." if len(classes) > len(COLOURS) else ""
         _caption(
             figure,
