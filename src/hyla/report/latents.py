@@ -224,16 +224,16 @@ def best_layer(model: Data) -> int | None:
     return -max(defined)[1] if defined else None
 
 
-def headline(model: Data, label: str) -> str:
-    """One sentence or two, made from the numbers: where the operation is read best, how well, and against what."""
+def headline(model: Data) -> str:
+    """A sentence or two, made from the numbers: where the operation is read best, how well, and against what."""
     scores, best = main_scores(model), best_layer(model)
     if best is None:
-        return f"{label}: no probe has a defined score, so nothing can be said about its codes."
+        return "no probe has a defined score, so nothing can be said about the codes."
     score = scores[best]
     assert score is not None
-    of_layers = "its only layer" if len(scores) == 1 else f"the best of {len(scores)} layers on these same pairs"
+    of_layers = "the only layer" if len(scores) == 1 else f"the best of {len(scores)} layers on these same pairs"
     text = (
-        f"{label}: the {score['target']} reads best from {model['layers'][best]['title']} ({of_layers}), "
+        f"the {score['target']} is read best from {model['layers'][best]['title']} ({of_layers}), "
         f"{metric_label(score['metric'])} {format_value(score['value'])} "
         f"(95% interval {format_interval(score['low'], score['high'])}) "
         f"on {count_of(score['count'], score['tasks'])}, {split_label(score['test'])}. "
@@ -480,22 +480,40 @@ METHODS = {"tsne": "t-SNE", "pca": "PCA", "umap": "UMAP"}
 _MARKERS = ("o", "^", "s", "D")
 
 
+def code_limits(model: Data) -> dict[str, float]:
+    """Where the scale of each layer's mean codes ends: the same for all, so that a weak layer looks weak, unless layers
+    differ more than twenty-fold."""
+    own = {
+        layer["name"]: _limit(_matrix(layer["mean_codes"]["values"], len(model["classes"]), _num_codes(model)))
+        for layer in model["layers"]
+    }
+    top, shared = max(own.values()), max(own.values()) <= 20 * min(own.values())
+    return dict.fromkeys(own, top) if shared else own
+
+
+def _num_codes(model: Data) -> int:
+    return model["num_heads"] * len(model["keys"])
+
+
 def mean_codes(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
     """A heat map for each layer: the mean code of every class, heads as columns, grouped by key."""
     layers, classes, keys = model["layers"], model["classes"], model["keys"]
     num_heads = model["num_heads"]
-    num_columns = num_heads * len(keys)
+    num_columns = _num_codes(model)
     height = max(0.145 * len(classes), 0.8) + 0.52
-    limits = [_limit(_matrix(layer["mean_codes"]["values"], len(classes), num_columns)) for layer in layers]
-    shared = max(limits) <= 10 * min(limits)
-    scale = "One scale for all layers" if shared else "A scale for each layer, since they differ by more than ten times"
+    limits = code_limits(model)
+    scale = (
+        "One scale for all layers"
+        if len(set(limits.values())) == 1
+        else "A scale for each layer, since they differ more than twenty-fold"
+    )
 
     def draw(figure: Any) -> None:
         panels = _grid(figure, len(layers), 1, len(layers))
         for axes, layer in zip(panels, layers, strict=True):
             found = layer["mean_codes"]
             values_CN = _matrix(found["values"], len(classes), num_columns)
-            limit = max(limits) if shared else _limit(values_CN)
+            limit = limits[layer["name"]]
             image = axes.imshow(
                 values_CN, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
             )
