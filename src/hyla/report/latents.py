@@ -21,10 +21,11 @@ import numpy as np
 
 from hyla.errors import MissingExtraError, RunError
 from hyla.report.figures import style
-from hyla.runs import write_json
+from hyla.runs import finite_or_none, write_json
 
 Data = dict[str, Any]
 """A part of the analysis: the whole, a model, a layer or a score."""
+Number = float | int
 
 FORMAT = 1
 NO_VALUE = "–"
@@ -72,7 +73,7 @@ _MOST_IN_CELLS = 9
 # --- words and numbers ------------------------------------------------------------------------------------------------
 
 
-def format_value(value: float | None) -> str:
+def format_value(value: Number | None) -> str:
     """`value` to 3 places with a true minus sign; an en dash where there is none."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
@@ -80,7 +81,7 @@ def format_value(value: float | None) -> str:
     return "0.000" if text == "-0.000" else text.replace("-", "−")
 
 
-def format_short(value: float | None) -> str:
+def format_short(value: Number | None) -> str:
     """`value` to 2 places, for cells; an en dash where there is none."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
@@ -88,7 +89,7 @@ def format_short(value: float | None) -> str:
     return "0.00" if text == "-0.00" else text.replace("-", "−")
 
 
-def format_interval(low: float | None, high: float | None) -> str:
+def format_interval(low: Number | None, high: Number | None) -> str:
     """`0.912 to 0.951`; an en dash where either end has no value."""
     if NO_VALUE in (format_value(low), format_value(high)):
         return NO_VALUE
@@ -142,10 +143,11 @@ def count_of(count: int | None, tasks: int | None) -> str:
     return f"{pairs} pairs" if tasks is None else f"{pairs} pairs of {tasks:,} task{'s' * (tasks != 1)}"
 
 
-def check_analysis(analysis: Data) -> None:
-    """Raise :class:`RunError` unless the document is of the format that this version shows."""
+def checked(analysis: Data) -> Data:
+    """`analysis` with None for every number that is not finite. Raises :class:`RunError` if it is of another format."""
     if analysis.get("format") != FORMAT:
         raise RunError(f"an analysis of latent codes of format {analysis.get('format')!r}: this version shows {FORMAT}")
+    return finite_or_none(analysis)
 
 
 # --- which scores matter ----------------------------------------------------------------------------------------------
@@ -232,8 +234,9 @@ def headline(model: Data) -> str:
     score = scores[best]
     assert score is not None
     of_layers = "the only layer" if len(scores) == 1 else f"the best of {len(scores)} layers on these same pairs"
+    verb = "are" if score["target"].endswith("s") else "is"
     text = (
-        f"the {score['target']} is read best from {model['layers'][best]['title']} ({of_layers}), "
+        f"the {score['target']} {verb} read best from {model['layers'][best]['title']} ({of_layers}), "
         f"{metric_label(score['metric'])} {format_value(score['value'])} "
         f"(95% interval {format_interval(score['low'], score['high'])}) "
         f"on {count_of(score['count'], score['tasks'])}, {split_label(score['test'])}. "
@@ -250,7 +253,7 @@ def headline(model: Data) -> str:
 
 
 def crowded_spots(
-    x: Sequence[float], y: Sequence[float], classes: Sequence[int], num_classes: int
+    x: Sequence[Number], y: Sequence[Number], classes: Sequence[int], num_classes: int
 ) -> list[tuple[float, float] | None]:
     """For each class where its points crowd, the place for its number in a scatter; None where they are mixed with others.
 
@@ -306,7 +309,7 @@ _CSV_MODEL_KEYS = ("name", "task", "mechanism", "seed", "step")
 def write_scores(folder: Path | str, analysis: Data) -> tuple[Path, Path]:
     """Write `scores.json` (all but points, projections and mean codes) and `scores.csv` (a row per model, layer, probe
     and metric, unrounded, empty where there is no value) into `folder`."""
-    check_analysis(analysis)
+    analysis = checked(analysis)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     models = []
@@ -333,7 +336,7 @@ def write_scores(folder: Path | str, analysis: Data) -> tuple[Path, Path]:
 def write_figures(folder: Path | str, analysis: Data) -> tuple[Path, ...]:
     """Draw every figure that `analysis` has data for into `folder`, as PNG and SVG: `probes`, and for each model
     `NAME-projections`, `-mean-codes`, `-cosines`, `-rules` and `-causal`."""
-    check_analysis(analysis)
+    analysis = checked(analysis)
     folder = Path(folder)
     paths = [*probe_scores(analysis, folder / "probes")] if probe_panels(analysis) else []
     for model, stem in zip(analysis["models"], file_stems(analysis), strict=True):
@@ -454,6 +457,7 @@ def projections(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
                 "\n".join(lines), (0, 1), xytext=(0, 4), xycoords="axes fraction", textcoords="offset points",
                 fontsize=6 if columns < 3 else 5.2, color=_SOFT,
             )  # fmt: skip
+            axes.set_aspect("equal", adjustable="datalim")
             axes.set_xticks([])
             axes.set_yticks([])
             axes.spines[:].set_visible(True)
