@@ -441,7 +441,7 @@ def projections(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
         for axes, layer in zip(_grid(figure, rows, columns, len(layers)), layers, strict=True):
             found = layer["projection"]
             x, y = np.asarray(found["x"], float), np.asarray(found["y"], float)
-            colours = np.array([colour_of(number) for number in class_P], dtype=object)
+            colours = np.array([colour_of(number) for number in points["class"]], dtype=object)
             for place, split in enumerate(splits):
                 mine = split_P == split
                 axes.scatter(
@@ -760,7 +760,7 @@ def _hatch(axes: Any, values: np.ndarray) -> None:
             )
 
 
-def _cell_numbers(axes: Any, values: np.ndarray, top: float, *, always: bool = False, size: float = 6.2) -> None:
+def _cell_numbers(axes: Any, values: np.ndarray, top: Number, *, always: bool = False, size: Number = 6.2) -> None:
     """Numbers in the cells (to 2 places) where they have room, and hatching where there is none to give."""
     _hatch(axes, values)
     if len(values) > _MOST_IN_CELLS and not always:
@@ -802,13 +802,11 @@ def _bar(figure: Any, image: Any, axes: Sequence[Any], label: str) -> None:
 
 
 def _number(axes: Any, spot: tuple[float, float], text: str) -> None:
-    from matplotlib.patheffects import withStroke
-
-    halo = [withStroke(linewidth=2.2, foreground="white")]
-    axes.text(*spot, text, fontsize=8, weight="bold", ha="center", va="center", color="black", path_effects=halo)
+    box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+    axes.text(*spot, text, fontsize=7.5, weight="bold", ha="center", va="center", color="black", bbox=box)
 
 
-def _marker(colour: str, marker: str, *, hollow: bool = False, size: float = 4.5) -> Any:
+def _marker(colour: str, marker: str, *, hollow: bool = False, size: Number = 4.5) -> Any:
     from matplotlib.lines import Line2D
 
     face = "white" if hollow else colour
@@ -843,7 +841,7 @@ def _caption(figure: Any, text: str) -> None:
     figure.supxlabel(lines, fontsize=_CAPTION, color="#444444", x=0.01, ha="left")
 
 
-def _save(path_stem: Path | str, size: tuple[float, float], draw: Callable[[Any], None]) -> tuple[Path, Path]:
+def _save(path_stem: Path | str, size: tuple[Number, Number], draw: Callable[[Any], None]) -> tuple[Path, Path]:
     """Draw a figure of `size` inches into `path_stem`.png (200 dpi) and .svg; the same data gives the same file."""
     try:
         import matplotlib
