@@ -159,9 +159,12 @@ def test_headline_claims_nothing_that_its_control_does(sraven, low, above):
 def test_headline_of_undefined_scores(logic):
     model = logic["models"][0]
     assert "the term bits are read best from layer 2" in latents.headline(model)
-    model["layers"][1]["probes"][0]["low"] = None
-    assert "95% interval –" in latents.headline(model)
-    assert "cannot be judged" in latents.headline(model)
+    for key in ("low", "chance", "control"):
+        given = model["layers"][1]["probes"][0][key]
+        model["layers"][1]["probes"][0][key] = None
+        assert " –" in latents.headline(model)
+        assert "cannot be judged" in latents.headline(model)
+        model["layers"][1]["probes"][0][key] = given
     for _, score in probes_of(model):
         score["value"] = None
     assert latents.best_layer(model) is None

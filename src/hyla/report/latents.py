@@ -244,10 +244,9 @@ def headline(model: Data) -> str:
     )
     if score["control_high"] is not None:
         text += f", at most {format_value(score['control_high'])}"
-    bars = [score[name] for name in ("chance", "control", "control_high") if score[name] is not None]
-    if score["low"] is None or not bars:
-        return f"{text}. No interval or no control: this cannot be judged."
-    if score["low"] > max(bars):
+    if None in (score["low"], score["chance"], score["control"]):
+        return f"{text}. Without an interval, chance and control this cannot be judged."
+    if score["low"] > max(score["chance"], score["control"], score["control_high"] or score["control"]):
         return f"{text}: the whole interval lies above both."
     return f"{text}: the interval does not clear both, so this shows nothing yet."
 
@@ -267,11 +266,13 @@ def crowded_spots(
         if len(mine) < 3:
             spots.append(None)
             continue
-        reach = np.sort(np.linalg.norm(mine[:, None] - mine[None], axis=-1), axis=1)[:, max(1, len(mine) // 3)]
-        middle = int(reach.argmin())
-        near = np.linalg.norm(points_P2 - mine[middle], axis=1) <= reach[middle]
+        candidates = mine[:: len(mine) // 500 + 1]  # enough to find the crowd, and never all pairs of a large class
+        distances = np.linalg.norm(candidates[:, None] - mine[None], axis=-1)
+        reach = np.sort(distances, axis=1)[:, max(1, len(mine) // 3)]
+        middle = candidates[int(reach.argmin())]
+        near = np.linalg.norm(points_P2 - middle, axis=1) <= reach.min()
         share = float((class_P[near] == number).mean())
-        spots.append((float(mine[middle, 0]), float(mine[middle, 1])) if share > 0.5 else None)
+        spots.append((float(middle[0]), float(middle[1])) if share > 0.5 else None)
     return spots
 
 
@@ -652,7 +653,7 @@ def causal_effects(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
         panels = lower.subplots(1, 1 + follows, squeeze=False)[0]
         _draw_effects(panels[0], layers, mechanism_colour(model["mechanism"]), unit)
         if follows:
-            _draw_follows(panels[1], layers, mechanism_colour(model["mechanism"]))
+            _draw_follows(panels[1], layers, mechanism_colour(model["mechanism"]), model["label"])
         splits = " and ".join(dict.fromkeys(split_label(one["split"]) for one in found))
         counts = ", or ".join(dict.fromkeys(count_of(one["count"], None) for one in found))
         _caption(
@@ -693,7 +694,7 @@ def _draw_effects(axes: Any, layers: Sequence[Data], colour: str, unit: str) -> 
     )  # fmt: skip
 
 
-def _draw_follows(axes: Any, layers: Sequence[Data], colour: str) -> None:
+def _draw_follows(axes: Any, layers: Sequence[Data], colour: str, label: str) -> None:
     for at, layer in enumerate(layers):
         before, after = layer["causal"]["follows_before"], layer["causal"]["follows"]
         if before is not None and after is not None:
@@ -707,7 +708,7 @@ def _draw_follows(axes: Any, layers: Sequence[Data], colour: str) -> None:
     axes.set_xlim(-0.5, len(layers) - 0.5)
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
-    axes.set_title("share of answers that the other rule gives", fontsize=8.5)
+    axes.set_title(f"share of answers that the other {label} gives", fontsize=8.5)
     handles = [_marker(colour, "o", hollow=True, size=5), _marker(colour, "o", size=5)]
     axes.legend(
         handles, ["codes as they are", "replaced"], fontsize=6.5, frameon=False, ncols=2, loc="lower left",

@@ -611,9 +611,9 @@ td small { display: block; color: var(--soft); font-size: 12px; white-space: nor
 .plot { margin: 0; height: 340px; min-width: 0; }
 .scatter { height: 440px; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
 .holder { position: relative; }
-.card { position: absolute; z-index: 5; margin: 0; padding: 9px 11px; max-width: min(440px, 96vw); font-size: 11.5px;
+.card { position: absolute; z-index: 5; margin: 0; padding: 9px 11px; width: max-content; font-size: 11.5px;
   line-height: 1.35; background: var(--panel); border: 1px solid var(--soft); border-radius: 6px; pointer-events: none;
-  white-space: pre; overflow: hidden; box-shadow: 0 3px 14px var(--shade); }
+  max-width: min(440px, calc(100vw - 16px)); white-space: pre-wrap; overflow: hidden; box-shadow: 0 3px 14px var(--shade); }
 .card[hidden] { display: none; }
 .chips { display: flex; flex-wrap: wrap; gap: 5px; margin-bottom: 8px; }
 .chips button { padding: 2px 9px 2px 7px; min-height: 26px; font-size: 12.5px; background: none; }
@@ -666,6 +666,7 @@ button:focus-visible, a:focus-visible { outline: 2px solid var(--accent); outlin
   tbody th, thead th:first-child { position: sticky; left: 0; background: var(--paper); padding-right: 12px; z-index: 1; }
   .card { font-size: 10.5px; }
 }
+@media (max-width: 480px) { .heat { font-size: 10px; } .heat td { min-width: 26px; padding: 0 1px; } }
 @media print { .controls, .chips { display: none; } main { max-width: none; } .layer { break-inside: avoid; } }
 """
 
