@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,14 +47,11 @@ class Variant:
 class PlannedRun:
     """One run of an experiment: its whole config, and where in the experiment it belongs."""
 
+    name: str
     variant: Variant
     candidate: int
     seed: int
     config: TrainConfig
-
-    @property
-    def name(self) -> str:
-        return run_name(self.config)
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,9 @@ class Experiment:
     """Runs that make one table.
 
     budget_note: what its results can show, for every output. splits: see :func:`with_seed`. tuned: the dotted keys that
-    tell the candidates of a variant apart. baseline: the variant that differences are taken to. axes: what variants
-    differ in besides their mechanism. after: called with the folder and the plan when all is trained, before the report.
+    tell the candidates of a variant apart. axes: what variants differ in besides their mechanism. baseline: the variant
+    that differences are taken to; where there are axes, each variant is compared with the one of the baseline's mechanism
+    at its own place on them. after: called with the folder and the plan when all is trained, before the report.
     """
 
     name: str
@@ -94,20 +94,21 @@ class Experiment:
     def metric(self) -> str:
         return TASKS[self.task][1].headline
 
-    def runs(self) -> list[PlannedRun]:
+    @cached_property
+    def runs(self) -> tuple[PlannedRun, ...]:
         """Every run in the order of training: all rows of one seed come before the next seed, so that an experiment that
         is not finished compares like with like. Two of the same config have the same name: they are one run."""
-        return [
-            PlannedRun(variant, number, seed, with_seed(candidate, seed, self.splits))
-            for seed in self.seeds
-            for variant in self.variants
-            for number, candidate in enumerate(variant.candidates)
-        ]
+        runs = []
+        for seed, variant in product(self.seeds, self.variants):
+            for number, candidate in enumerate(variant.candidates):
+                config = with_seed(candidate, seed, self.splits)
+                runs.append(PlannedRun(run_name(config), variant, number, seed, config))
+        return tuple(runs)
 
     def plan(self, command: str) -> Plan:
         """What `plan.json` says. command: what was typed."""
         names: dict[tuple[str, int], dict[int, str]] = {}
-        for run in self.runs():
+        for run in self.runs:
             names.setdefault((run.variant.name, run.candidate), {})[run.seed] = run.name
         variants = []
         for variant in self.variants:
@@ -144,9 +145,14 @@ class Experiment:
 
         names = "; ".join(variant.name for variant in self.variants)
         for pattern in patterns:
-            check(any(matches(v, pattern) for v in self.variants), "only", pattern, f"nothing matches; there are {names}")
+            check(
+                any(matches(v, pattern) for v in self.variants), "only", pattern, f"nothing matches; there are {names}"
+            )
         kept = tuple(v for v in self.variants if any(matches(v, pattern) for pattern in patterns))
-        baseline = self.baseline if self.baseline in [variant.name for variant in kept] else None
+        if self.baseline is None or self.baseline in [variant.name for variant in kept]:
+            return replace(self, variants=kept)
+        mechanism = next(variant.mechanism for variant in self.variants if variant.name == self.baseline)
+        baseline = next((variant.name for variant in kept if variant.mechanism == mechanism), None)
         return replace(self, variants=kept, baseline=baseline)
 
 
