@@ -155,6 +155,30 @@ def _backend_of_call(
     return name
 
 
+def latent_codes(
+    query: Float[Tensor, "*batch heads queries qk_depth"],
+    key: Float[Tensor, "*batch kv_heads keys qk_depth"],
+    score_norm: ScoreNorm,
+    *,
+    bias: Float[Tensor, "..."] | None = None,
+    mask: Shaped[Tensor, "..."] | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "*batch heads queries keys"]:
+    """The codes alone, before dropout, in float32 or better; arguments as in `hyper_attention`."""
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    allowed = None
+    if mask is not None:
+        allowed, additive = split_mask(mask, torch.promote_types(query.dtype, torch.float32))
+        if additive is not None:
+            bias = additive if bias is None else bias + additive
+    if causal:
+        causal_QK = causal_mask(query.shape[-2], key.shape[-2], query.device)
+        allowed = causal_QK if allowed is None else allowed & causal_QK
+    return eager.latent_codes(query, key, score_norm, scale=scale, bias=bias, allowed=allowed)
+
+
 def hyper_attention(
     query: Float[Tensor, "*batch heads queries qk_depth"],
     key: Float[Tensor, "*key_batch kv_heads keys key_depth"],

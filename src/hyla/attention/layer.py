@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from hyla.attention.functional import Backend, check_backend, hyper_attention
+from hyla.attention.functional import Backend, check_backend, hyper_attention, latent_codes
 from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.attention.positions import RelativeBias, rotate
 from hyla.errors import check
@@ -142,36 +143,13 @@ class MultiHeadAttention(nn.Module):
         `hyper_attention`, where it must be repeated.
         """
         source = x if context is None else context
-        num_queries, num_keys = x.shape[-2], source.shape[-2]
-        # With fewer queries than keys the queries are the last positions, as the bottom-right causal mask has it.
-        offset = num_keys - num_queries if context is not None else 0
-        query_positions = torch.arange(offset, offset + num_queries, device=x.device)
-        key_positions = torch.arange(num_keys, device=x.device)
-        if select is not None:
-            x, query_positions = x[..., select, :], query_positions[select]
-            mask, bias = _rows(mask, select), _rows(bias, select)
-        query = _split_heads(self.q_proj(x), self.num_heads)
-        key = _split_heads(self.k_proj(source), self.num_kv_heads)
+        query, key, terms = self._scores(x, context, select, mask, key_mask, causal, bias)
         value = _split_heads(self.v_proj(source), self.num_kv_heads)
-        if self.positions == "rotary":
-            query, key = rotate(query, query_positions), rotate(key, key_positions)
-        if self.relative_bias is not None:
-            relative_HQK = self.relative_bias(query_positions, key_positions)
-            bias = relative_HQK if bias is None else bias + relative_HQK
-        if causal and select is not None:  # the rows of a selection need not end at the last key
-            mask = _both(mask, key_positions <= query_positions[:, None])
-            causal = False
-        if key_mask is not None:
-            allowed = "boolean, True = a real token (the opposite of torch's key_padding_mask)"
-            check(key_mask.dtype == torch.bool, "key_mask", key_mask.dtype, allowed)
-            mask = _both(mask, key_mask[..., None, None, :])
         out = hyper_attention(
             query,
             key,
             value,
-            bias,
-            mask,
-            causal,
+            **terms,
             score_norm=self.mechanism.score_norm,
             value_network=self.mechanism.value_network,
             value_weights=list(self.value_weights),
@@ -185,17 +163,94 @@ class MultiHeadAttention(nn.Module):
         projected = self.out_proj(out_BHQD.transpose(-3, -2).flatten(-2))
         return (projected, codes) if return_codes else projected
 
+    @torch.no_grad()
+    def codes(
+        self,
+        x: Float[Tensor, "*batch queries width"],
+        context: Float[Tensor, "*batch keys context_width"] | None = None,
+        *,
+        queries: Sequence[int],
+        keys: Sequence[int],
+        mask: Shaped[Tensor, "..."] | None = None,
+        key_mask: Bool[Tensor, "*batch keys"] | None = None,
+        causal: bool = False,
+        bias: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "*batch heads chosen_queries chosen_keys"]:
+        """The latent codes of the pairs of `queries` and `keys` alone, before dropout, in float32 or better.
+
+        Costs the chosen pairs (with softmax, whose codes depend on every key, the rows of the chosen queries). The other
+        arguments as in `forward`. Raises ConfigError for a query or key that is not there; negative ones count from the
+        end.
+        """
+        num_keys = (x if context is None else context).shape[-2]
+        where = {"queries": positions_of(queries, x.shape[-2], "queries"), "keys": positions_of(keys, num_keys, "keys")}
+        chosen_q, chosen_k = (torch.tensor(places, dtype=torch.long, device=x.device) for places in where.values())
+        query, key, terms = self._scores(x, context, chosen_q, mask, key_mask, causal, bias)
+        if self.mechanism.score_norm == "softmax":
+            return latent_codes(query, key, "softmax", **terms)[..., chosen_k]
+        terms |= {name: _columns(terms[name], chosen_k) for name in ("bias", "mask")}
+        return latent_codes(query, key[..., chosen_k, :], self.mechanism.score_norm, **terms)
+
+    def _scores(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        select: slice | Tensor | None,
+        mask: Tensor | None,
+        key_mask: Tensor | None,
+        causal: bool,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """(query, key, {bias, mask, causal}), all that codes depend on, as `hyper_attention` takes them."""
+        source = x if context is None else context
+        num_queries, num_keys = x.shape[-2], source.shape[-2]
+        # With fewer queries than keys the queries are the last positions, as the bottom-right causal mask has it.
+        offset = num_keys - num_queries if context is not None else 0
+        query_positions = torch.arange(offset, offset + num_queries, device=x.device)
+        key_positions = torch.arange(num_keys, device=x.device)
+        if select is not None:
+            x, query_positions = x[..., select, :], query_positions[select]
+            mask, bias = _rows(mask, select), _rows(bias, select)
+        query = _split_heads(self.q_proj(x), self.num_heads)
+        key = _split_heads(self.k_proj(source), self.num_kv_heads)
+        if self.positions == "rotary":
+            query, key = rotate(query, query_positions), rotate(key, key_positions)
+        if self.relative_bias is not None:
+            relative_HQK = self.relative_bias(query_positions, key_positions)
+            bias = relative_HQK if bias is None else bias + relative_HQK
+        if causal and select is not None:  # the rows of a selection need not end at the last key
+            mask = _both(mask, key_positions <= query_positions[:, None])
+            causal = False
+        if key_mask is not None:
+            allowed = "boolean, True = a real token (the opposite of torch's key_padding_mask)"
+            check(key_mask.dtype == torch.bool, "key_mask", key_mask.dtype, allowed)
+            mask = _both(mask, key_mask[..., None, None, :])
+        return query, key, {"bias": bias, "mask": mask, "causal": causal}
+
 
 def _split_heads(projected: Tensor, num_heads: int) -> Tensor:
     """`[..., T, heads * depth]` to `[..., heads, T, depth]`."""
     return projected.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
 
 
-def _rows(tensor: Tensor | None, select: slice) -> Tensor | None:
+def positions_of(places: Sequence[int], length: int, field: str) -> list[int]:
+    """`places` counted from the start; ConfigError, naming `field`, for none of them or for one that does not exist."""
+    check(len(places) > 0, field, list(places), "at least one")
+    for place in places:
+        check(-length <= place < length, field, place, f"there are {length} positions, from 0 or back from -1")
+    return [place % length for place in places]
+
+
+def _rows(tensor: Tensor | None, select: slice | Tensor) -> Tensor | None:
     """The selected queries of something that broadcasts to `[..., H, Q, K]`."""
     if tensor is None or tensor.dim() < 2 or tensor.shape[-2] == 1:
         return tensor
     return tensor[..., select, :]
+
+
+def _columns(tensor: Tensor | None, keys: Tensor) -> Tensor | None:
+    """The chosen keys of something that broadcasts to `[..., H, Q, K]`."""
+    return tensor if tensor is None or tensor.dim() == 0 or tensor.shape[-1] == 1 else tensor[..., keys]
 
 
 def _both(mask: Tensor | None, allowed: Tensor) -> Tensor:
