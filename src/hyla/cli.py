@@ -669,7 +669,7 @@ def _task(prog: str, description: str, argv: list[str]) -> tuple[str, list[str]]
 
 def _parse(cls: type, argv: list[str], prog: str, description: str, default: Any = None, config: Any = None) -> Any:
     """Parse argv into a dataclass with tyro; a flag that no setting has is refused with the nearest one."""
-    argv = [_long_name(word, following) for word, following in zip(argv, [*argv[1:], ""], strict=True)]
+    argv = [_long_name(word, following) for word, following in zip(argv, [*argv[1:], ""], strict=False)]
     if config is not None:
         _check_flags(argv, cls, config)
     options: dict[str, Any] = {} if default is None else {"default": default}

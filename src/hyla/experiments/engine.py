@@ -328,7 +328,7 @@ def train(
     try:
         while waiting or running:
             while len(running) < pool.workers:
-                job = next((j for j in waiting if _fits(j, running, pool, measured) and not _in_use(j.run)), None)
+                job = next((j for j in waiting if fits(j, running, pool, measured) and not _in_use(j.run)), None)
                 if job is None:
                     break
                 waiting.remove(job)
@@ -365,7 +365,7 @@ def _terminate(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _fits(job: Job, running: Sequence[Job], pool: Pool, measured: dict[Any, float]) -> bool:
+def fits(job: Job, running: Sequence[Job], pool: Pool, measured: dict[Any, float]) -> bool:
     """Whether there is memory for `job` beside those that run. One alone always fits, see `check_machine`."""
     needs = [max(measured.get(size_of(j.config)) or peak_gib(j.config), j.peak_gib) for j in [job, *running]]
     return not running or sum(needs) <= pool.memory_gib

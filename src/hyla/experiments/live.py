@@ -71,7 +71,7 @@ def estimated_end(seconds: float) -> str:
 
 def speed(jobs: Sequence[Job]) -> float:
     """Steps per second of those that run, together."""
-    return sum(job.steps_per_second or 0.0 for job in jobs if job.state == "running")
+    return sum((job.steps_per_second or 0.0 for job in jobs if job.state == "running"), 0.0)
 
 
 def summary(jobs: Sequence[Job], end: str) -> str:

@@ -194,6 +194,7 @@ def _random(data: Any, base: TrainConfig) -> list[dict[str, Any]]:
     check(axes != {}, "random", {}, 'at least one axis, such as "optimizer.lr" = { log_uniform = [1e-4, 1e-2] }')
     for axis, distribution in axes.items():
         _check_axis(axis, base)
+        check(axis != "model.mechanism", "random", axis, "a row has one mechanism: make it an axis of [grid]")
         _check_distribution(axis, distribution)
     draws = []
     for number in range(samples):
@@ -289,6 +290,8 @@ def _row_axes(variants: Any, select: Selection, axes: Sequence[str], grid: Seque
         return list(axes)
     if variants is None:
         return [axis for axis in grid if axis == "model.mechanism"]
+    allowed = "it must name model.mechanism, since a row has one mechanism"
+    check("model.mechanism" not in grid or "model.mechanism" in _names(variants), "variants", variants, allowed)
     for axis in _names(variants):
         check(axis in grid, "variants", axis, f"rows are made by axes of [grid]: {', '.join(grid)}")
     return _names(variants)
