@@ -245,12 +245,12 @@ def test_compare_trains_what_is_missing_and_nothing_twice(capsys, tmp_path):
     runs = {path.name: path for path in (tmp_path / "c" / "runs").iterdir()}
     assert len(runs) == 4
     before = {name: (path / "result.json").stat().st_mtime_ns for name, path in runs.items()}
-    names = ["comparison.csv", "comparison.json", "index.html", "learning_curves.png", "learning_curves.svg", "runs"]
+    names = ["comparison.json", "figures", "index.html", "plan.json", "runs", "tables"]
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == names
     assert "quick budget, 6 steps" in out
     page = (tmp_path / "c" / "index.html").read_text()
     assert "quick" in page
-    with open(tmp_path / "c" / "comparison.csv", newline="") as file:
+    with open(tmp_path / "c" / "tables" / "runs.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 4 * 3
 
     status, out, _ = run(capsys, *flags, "--mechanisms", "softmax,hyla,linear")

@@ -267,8 +267,8 @@ def _score_table(splits: dict[str, dict[str, float]], ceiling: dict[str, float] 
 
 COMPARE = """Train mechanisms side by side on {task} and show how each generalises to unseen combinations.
 
-Trains whatever is missing, resumes what was interrupted, leaves what is finished; then writes comparison.json,
-comparison.csv, learning_curves.png, learning_curves.svg and index.html. Every key of a run can be set as in `hyla train`.
+Trains whatever is missing, resumes what was interrupted, leaves what is finished; then writes plan.json, comparison.json,
+tables/, figures/ and index.html. Every key of a run can be set as in `hyla train`.
 
 Examples:
   hyla compare {task} --mechanisms softmax,linear,hyla --seeds 0,1,2 --budget quick
@@ -364,6 +364,47 @@ def _job_progress(bar: Progress) -> Callable[[Sequence[Any]], None]:
                 bar.console.print(f"{job.state}: {job.run.name}")
 
     return show
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+REPORT = """Rebuild the tables, figures and page of experiments from their run folders.
+
+An experiment is what `hyla compare` and its like leave in --out: plan.json and runs/. Needs no training and no torch, and
+counts whatever has not finished.
+
+Examples:
+  hyla report runs/compare-logic-quick
+  hyla report results/* --page docs/results.md"""
+
+
+def report_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class ReportFolders:
+        folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")]
+        """Folders of experiments."""
+        page: Path | None = None
+        """Also write one Markdown page about all of them to this file."""
+
+    arguments = _parse(ReportFolders, argv, "hyla report", REPORT)
+    check(len(arguments.folders) > 0, "folders", [], "at least one")
+    if arguments.page is not None:
+        fits = arguments.page.absolute().parent.is_dir() and not arguments.page.is_dir()
+        check(fits, "page", str(arguments.page), "a file in a folder that exists")
+    from hyla.report.build import write_report
+    from hyla.report.published import results_page
+    from hyla.report.tables import rich_table
+
+    for folder in arguments.folders:
+        report = write_report(folder)
+        console.print(rich_table(report.comparison))
+        for path in report.files:
+            console.print(str(path), soft_wrap=True)
+    if arguments.page is not None:
+        text = results_page(arguments.folders, arguments.page.absolute().parent)
+        arguments.page.write_text(text, encoding="utf-8")
+        console.print(str(arguments.page), soft_wrap=True)
+    return 0
 
 
 # --- sample -----------------------------------------------------------------------------------------------------------
@@ -527,6 +568,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "resume": (resume_command, "Go on with a run that was interrupted, bit for bit."),
     "evaluate": (evaluate_command, "Measure a run's model on its splits."),
     "compare": (compare_command, "Train mechanisms side by side; table, figure and page of how each generalises."),
+    "report": (report_command, "Rebuild tables, figures and page of experiments from their run folders."),
     "bench": (bench_command, "Measure speed on this machine against a named baseline."),
     "sample": (sample_command, "Show or export examples of a task."),
 }

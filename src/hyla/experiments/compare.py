@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hyla.errors import ConfigError, MissingExtraError, check
-from hyla.experiments.engine import Job, prepare, run_jobs
-from hyla.report import figures, html, tables
-from hyla.runs import Run
+from hyla.errors import ConfigError, check
+from hyla.experiments.engine import Job, prepare, run_jobs, run_name
+from hyla.report.build import check_extras, write_report
+from hyla.report.comparison import Comparison
+from hyla.report.plan import Candidate, Plan, Variant, write_plan
+from hyla.report.reported import reported_names
 from hyla.training.config import TrainConfig
 
 Splits = Literal["seed", "official", "fixed"]
@@ -20,7 +22,7 @@ Splits = Literal["seed", "official", "fixed"]
 class Outcome:
     """What a comparison came to: its numbers, its jobs and the files written."""
 
-    comparison: tables.Comparison
+    comparison: Comparison
     jobs: list[Job]
     files: list[Path]
 
@@ -46,13 +48,36 @@ def comparison_configs(
     return configs
 
 
+def comparison_plan(configs: Sequence[TrainConfig], *, budget: str, note: str, command: str) -> Plan:
+    """The plan of a comparison: a variant per mechanism, whose settings are all the same."""
+    task = configs[0].task_name
+    mechanisms = list(dict.fromkeys(config.model.mechanism for config in configs))
+    variants = []
+    for mechanism in mechanisms:
+        runs = {config.seed: run_name(config) for config in configs if config.model.mechanism == mechanism}
+        reported = mechanism if mechanism in reported_names() else None
+        variants.append(Variant(mechanism, mechanism, {}, reported, (Candidate({}, runs),)))
+    who = ", ".join(mechanisms) if len(mechanisms) <= 4 else f"{len(mechanisms)} mechanisms"
+    return Plan(
+        name=f"compare-{task}",
+        title=f"{task}: {who}",
+        task=task,
+        budget=budget,
+        budget_note=note,
+        command=command,
+        metric={"logic": "r2", "sraven": "accuracy"}[task],
+        baseline="softmax" if "softmax" in mechanisms else None,
+        selection="none",
+        reported_split="held_out",
+        axes=(),
+        figures=("scores", "curves"),
+        variants=tuple(variants),
+    )
+
+
 def check_report_extra() -> None:
     """Raise MissingExtraError before any work starts if figures and the page could not be made in the end."""
-    for package in ("matplotlib", "plotly"):
-        try:
-            __import__(package)
-        except ImportError:
-            raise MissingExtraError(package, "report", "hyla compare") from None
+    check_extras()
 
 
 def compare(
@@ -66,20 +91,14 @@ def compare(
     threads: int,
     progress: Callable[[Sequence[Job]], None],
 ) -> Outcome:
-    """Train what is missing under `folder/runs`, then write comparison.json, comparison.csv, learning_curves.png and .svg,
-    and index.html into `folder`. Raises ConfigError if `folder` cannot be used; failed runs are in the outcome's jobs."""
+    """Write `folder/plan.json`, train what is missing under `folder/runs`, then write the report (`hyla.report.build`).
+    Raises ConfigError if `folder` cannot be used; failed runs are in the outcome's jobs."""
     check_report_extra()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r} is not possible: it is a file")
+    plan = comparison_plan(configs, budget=budget, note=note, command=command)
     jobs = prepare(configs, folder / "runs")
+    write_plan(folder, plan)
     run_jobs(jobs, workers, threads, progress)
-    runs: list[Run] = [job.run for job in jobs]
-    comparison = tables.summarise(
-        runs, task=configs[0].task_name, budget=budget, budget_note=note, command=command, base=folder
-    )
-    files = [tables.write_comparison(folder, comparison)]
-    csv = folder / "comparison.csv"
-    csv.write_text(tables.to_csv(comparison), encoding="utf-8")
-    files += [csv, *figures.learning_curves(comparison, folder / "learning_curves")]
-    files.append(html.write_page(comparison, folder / "index.html"))
-    return Outcome(comparison, jobs, files)
+    report = write_report(folder, plan)
+    return Outcome(report.comparison, jobs, list(report.files))

@@ -531,11 +531,15 @@ def _draw_scaling(figure: Any, comparison: Comparison, size: Size) -> None:
     ended = False
     for panel, axis in zip(grid.flat, axes, strict=False):
         values = axis_values(comparison, axis)
-        place = _places(panel, values)
+        numbers = axis_numbers(values)
+        if is_logarithmic(values):
+            panel.set_xscale("log")
+        panel.set_xticks(numbers, [tick_text(value) for value in values])
+        panel.minorticks_off()
         ends: list[tuple[float, str, str]] = []
         for rows in scaling_lines(comparison, axis):
             colour, dash = looks[rows[0].variant]
-            at = [place[comparison.variant(row.variant).axes[axis]] for row in rows]
+            at = [numbers[values.index(comparison.variant(row.variant).axes[axis])] for row in rows]
             for x, row in zip(at, rows, strict=True):
                 shown = [value for value in row.values if value is not None]
                 panel.plot([x] * len(shown), shown, "o", color=colour, markersize=2.6, alpha=0.55, markeredgewidth=0)
@@ -571,18 +575,19 @@ def _draw_scaling(figure: Any, comparison: Comparison, size: Size) -> None:
     _caption(figure, comparison, size, " ".join([*words, _lost(comparison), _optimistic(comparison)]).strip())
 
 
-def _places(panel: Any, values: Sequence[Setting]) -> dict[Setting, float]:
-    """Where each value of an axis lies: on a logarithmic axis where numbers grow at least twofold in all, else in even
-    steps for words, as they are for numbers."""
+def is_logarithmic(values: Sequence[Setting]) -> bool:
+    """Whether an axis of these values, in order, has a logarithmic scale: numbers that grow at least twofold in all."""
     if not all(_is_number(value) for value in values):
-        panel.set_xticks(range(len(values)), [tick_text(value) for value in values])
-        return {value: float(place) for place, value in enumerate(values)}
-    numbers = [_as_number(value) for value in values]
-    if numbers[0] > 0 and numbers[-1] >= 2 * numbers[0]:
-        panel.set_xscale("log")
-    panel.set_xticks(numbers, [tick_text(value) for value in values])
-    panel.minorticks_off()
-    return dict(zip(values, numbers, strict=True))
+        return False
+    first, last = _as_number(values[0]), _as_number(values[-1])
+    return first > 0 and last >= 2 * first
+
+
+def axis_numbers(values: Sequence[Setting]) -> list[float]:
+    """Where the values of an axis lie on it: numbers as they are, anything else in even steps."""
+    if all(_is_number(value) for value in values):
+        return [_as_number(value) for value in values]
+    return [float(place) for place in range(len(values))]
 
 
 def tick_text(value: Setting) -> str:
