@@ -401,8 +401,10 @@ def sweep_command(argv: list[str]) -> int:
 
 
 def _run_experiment(experiment: Any, arguments: Any, out: Path, words: list[str]) -> int:
-    from hyla.experiments.engine import check_report_extra, make_pool, read_jobs, run_experiment, write_report
+    from hyla.experiments.engine import make_pool, read_jobs, run_experiment
     from hyla.experiments.live import Display, runs_table
+    from hyla.report.build import check_extras, write_report
+    from hyla.report.tables import rich_table
 
     out = arguments.out or out
     pool = make_pool(len({run.name for run in experiment.runs}), arguments.jobs, arguments.cores, arguments.memory_gib)
@@ -411,7 +413,7 @@ def _run_experiment(experiment: Any, arguments: Any, out: Path, words: list[str]
         console.print(f"{experiment.title}: {experiment.budget} budget, into {out}", soft_wrap=True)
         console.print(runs_table(jobs, pool))
         return 0
-    check_report_extra()
+    check_extras()
     console.print(f"{experiment.title}: {experiment.budget} budget, into {out}", soft_wrap=True)
     with Display(console, pool) as display:
         plan, jobs = run_experiment(
@@ -423,7 +425,9 @@ def _run_experiment(experiment: Any, arguments: Any, out: Path, words: list[str]
             fail_fast=arguments.fail_fast,
             progress=display.show,
         )
-    for path in write_report(plan, out):
+    report = write_report(out, plan)
+    console.print(rich_table(report.comparison))
+    for path in report.files:
         console.print(str(path), soft_wrap=True)
     for job in jobs:
         if job.state == "failed":
@@ -431,6 +435,47 @@ def _run_experiment(experiment: Any, arguments: Any, out: Path, words: list[str]
     if any(job.state == "failed" for job in jobs):
         errors.print("to try what failed again: the same command with --retry-failed", style="yellow")
     return 0 if all(job.state == "finished" for job in jobs) else 1
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+REPORT = """Rebuild the tables, figures and page of experiments from their run folders.
+
+An experiment is what `hyla compare` and its like leave in --out: plan.json and runs/. Needs no training and no torch, and
+counts whatever has not finished.
+
+Examples:
+  hyla report runs/compare-logic-quick
+  hyla report results/* --page docs/results.md"""
+
+
+def report_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class ReportFolders:
+        folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")]
+        """Folders of experiments."""
+        page: Path | None = None
+        """Also write one Markdown page about all of them to this file."""
+
+    arguments = _parse(ReportFolders, argv, "hyla report", REPORT)
+    check(len(arguments.folders) > 0, "folders", [], "at least one")
+    if arguments.page is not None:
+        fits = arguments.page.absolute().parent.is_dir() and not arguments.page.is_dir()
+        check(fits, "page", str(arguments.page), "a file in a folder that exists")
+    from hyla.report.build import write_report
+    from hyla.report.published import results_page
+    from hyla.report.tables import rich_table
+
+    for folder in arguments.folders:
+        report = write_report(folder)
+        console.print(rich_table(report.comparison))
+        for path in report.files:
+            console.print(str(path), soft_wrap=True)
+    if arguments.page is not None:
+        text = results_page(arguments.folders, arguments.page.absolute().parent)
+        arguments.page.write_text(text, encoding="utf-8")
+        console.print(str(arguments.page), soft_wrap=True)
+    return 0
 
 
 # --- sample -----------------------------------------------------------------------------------------------------------
@@ -596,6 +641,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "compare": (compare_command, "Train mechanisms side by side; table, figure and page of how each generalises."),
     "reproduce": (reproduce_command, "Run a named experiment of the paper: its rows, grid and seeds."),
     "sweep": (sweep_command, "Train a grid or random search of your own, from a TOML file."),
+    "report": (report_command, "Rebuild tables, figures and page of experiments from their run folders."),
     "bench": (bench_command, "Measure speed on this machine against a named baseline."),
     "sample": (sample_command, "Show or export examples of a task."),
 }

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import filelock
 
-from hyla.errors import ConfigError, MissingExtraError, RunError, check
+from hyla.errors import ConfigError, RunError, check
 from hyla.experiments.cost import peak_gib, seconds_left, size_of
 from hyla.experiments.experiment import Experiment, PlannedRun
 from hyla.report.plan import ERRORS, RUNS, Plan, write_plan
@@ -256,30 +256,6 @@ def run_experiment(
         if experiment.after is not None and all(job.ended for job in jobs):
             experiment.after(folder, plan)
     return plan, jobs
-
-
-def check_report_extra() -> None:
-    """Raise MissingExtraError before any work starts if figures and the page could not be made in the end."""
-    for package in ("matplotlib", "plotly"):
-        try:
-            __import__(package)
-        except ImportError:
-            raise MissingExtraError(package, "report", "the report of an experiment") from None
-
-
-def write_report(plan, folder):
-    from hyla.report import figures, html, tables
-
-    runs = [Run(folder / RUNS / name) for v in plan.variants for name in v.candidates[0].runs.values()]
-    comparison = tables.summarise(
-        runs, task=plan.task, budget=plan.budget, budget_note=plan.budget_note, command=plan.command, base=folder
-    )
-    files = [tables.write_comparison(folder, comparison)]
-    csv = folder / "comparison.csv"
-    csv.write_text(tables.to_csv(comparison), encoding="utf-8")
-    files += [csv, *figures.learning_curves(comparison, folder / "learning_curves")]
-    files.append(html.write_page(comparison, folder / "index.html"))
-    return files
 
 
 @contextlib.contextmanager
