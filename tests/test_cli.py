@@ -10,7 +10,7 @@ import pytest
 
 from hyla import cli
 from hyla.attention import choose_backend
-from hyla.runs import open_run
+from hyla.runs import open_run, read_json
 
 SMALL = (
     "--steps 6 --optimizer.warmup-steps 2 --batch-size 4 --task.num-points 4 --model.embed-dim 8 --model.mlp-dim 8 "
@@ -301,6 +301,8 @@ def test_reproduce_end_to_end(capsys, tmp_path, monkeypatch):
     assert first.config["task"]["split_seed"] == "official-0"
     assert set(first.result["splits"]) == {"train", "validation", "held_out", "unseen_terms"}
     assert f"diverged: {wild.name}" in out
+    (choice,) = read_json(tmp_path / "r" / "comparison.json")["choices"]
+    assert choice["candidates"][choice["selected"]]["runs"] == [first.name]
     assert "the other four fifths" in (tmp_path / "r" / "index.html").read_text()
 
     status, out, _ = run(capsys, *words, "--dry-run")

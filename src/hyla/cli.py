@@ -478,6 +478,116 @@ def report_command(argv: list[str]) -> int:
     return 0
 
 
+# --- latents ----------------------------------------------------------------------------------------------------------
+
+LATENTS = """Read the latent codes of trained models: how well they tell which operation is applied, where they lie, and
+what the answer does when they are replaced.
+
+Writes latents/ into the run: scores.json and .csv, figures, and index.html, a page to explore. Several runs are shown
+beside each other, in --out. Needs: pip install 'hyla[latents,report]'
+
+Examples:
+  hyla latents runs/first
+  hyla latents runs/first --splits train,held_out,unseen_terms --layers 1,2 --project pca
+  hyla latents runs/hyla runs/softmax --out runs/codes"""
+
+
+def latents_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class Latents:
+        runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+        """Run folders."""
+        splits: str = "train,held_out"
+        """Comma-separated; decoders are fitted on the first and scored on the others."""
+        layers: str = "all"
+        """all, or numbers from 1, comma-separated."""
+        queries: str | None = None
+        """Token positions, comma-separated, in place of the task's own; -1 is the last."""
+        keys: str | None = None
+        """Token positions of the keys."""
+        project: Literal["tsne", "pca", "umap"] = "tsne"
+        """How codes are drawn in the plane (umap: pip install 'hyla[umap]')."""
+        num_samples: int = 4_096
+        """Sequences per split."""
+        num_points: int = 1_500
+        """Points drawn."""
+        num_replaced: int = 512
+        """Sequences answered again with replaced codes; 0 for none."""
+        reference: bool = False
+        """Also show what the public code's faulty ridge regression gives (fuzzy logic)."""
+        step: int | None = None
+        """Checkpoint to use; the last one by default."""
+        seed: int = 0
+        """Of projections, controls and intervals."""
+        out: Path | None = None
+        """Folder to write; RUN/latents for one run by default, runs/latents for several."""
+
+    arguments = _parse(Latents, argv, "hyla latents", LATENTS)
+    from hyla.latents.analysis import Options
+    from hyla.latents.read import write_analysis
+
+    check(len(arguments.runs) >= 1, "runs", "", "at least one run folder")
+    layers = None if arguments.layers == "all" else tuple(n - 1 for n in _numbers("layers", arguments.layers))
+    check(layers is None or min(layers) >= 0, "layers", arguments.layers, "all, or numbers from 1")
+    names = ("project", "num_samples", "num_points", "num_replaced", "reference", "step", "seed")
+    options = Options(
+        splits=tuple(arguments.splits.split(",")),
+        layers=layers,
+        queries=_positions("queries", arguments.queries),
+        keys=_positions("keys", arguments.keys),
+        **{name: getattr(arguments, name) for name in names},
+    )
+    default = arguments.runs[0] / "latents" if len(arguments.runs) == 1 else Path("runs/latents")
+    out = arguments.out or default
+    command = shlex.join(["hyla", "latents", *argv])
+    analysis, files = write_analysis(arguments.runs, out, options, command, errors.print)
+    for table in _latents_tables(analysis):
+        console.print(table)
+    for path in files:
+        if path.suffix in (".html", ".csv"):
+            console.print(str(path), soft_wrap=True)
+    console.print(f"{out / 'figures'}", soft_wrap=True)
+    return 0
+
+
+def _positions(name: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{name} = {text!r} is not possible: token positions, separated by commas") from None
+
+
+def _latents_tables(analysis: dict[str, Any]) -> Iterator[Table]:
+    """For each model and probe, what its codes tell on unseen combinations layer by layer; then the causal check."""
+    for model in analysis["models"]:
+        rows = [(layer["title"], row) for layer in [*model["layers"], *model["others"]] for row in layer["probes"]]
+        rows = [(title, row) for title, row in rows if row["test"] != row["train"] and row["metric"] != "accuracy"]
+        for kind in dict.fromkeys((row["target"], row["metric"], row["test"]) for _, row in rows):
+            mine = [(title, row) for title, row in rows if (row["target"], row["metric"], row["test"]) == kind]
+            target, metric, split = kind
+            title = f"{model['name']}: {metric} of the {target}, {split} ({mine[0][1]['tasks']} tasks)"
+            table = Table(title=title, title_justify="left", title_style="bold")
+            for name in ("codes of", metric, "95% interval", "chance", "control"):
+                table.add_column(name, justify="left" if name == "codes of" else "right")
+            for where, row in mine:
+                interval = "–" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
+                name = f"{where} (reference)" if "reference" in row["probe"] else where
+                scores = [_number(row[key]) for key in ("value", "chance", "control")]
+                table.add_row(name, scores[0], interval, *scores[1:])
+            yield table
+        causal = [(layer["title"], layer["causal"]) for layer in model["layers"] if layer["causal"]]
+        if causal:
+            title = f"{model['name']}: answers after codes are replaced, {causal[0][1]['effect_unit']}"
+            table = Table(title=title, title_justify="left", title_style="bold")
+            for name in ("codes of", "another class's mean", "own class's mean (control)"):
+                table.add_column(name, justify="left" if name == "codes of" else "right")
+            for where, found in causal:
+                table.add_row(where, _number(found["other"]), _number(found["same"]))
+            yield table
+
+
 # --- sample -----------------------------------------------------------------------------------------------------------
 
 SAMPLE = """Show examples of {task}, as a person or a program would read them.
@@ -642,6 +752,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "reproduce": (reproduce_command, "Run a named experiment of the paper: its rows, grid and seeds."),
     "sweep": (sweep_command, "Train a grid or random search of your own, from a TOML file."),
     "report": (report_command, "Rebuild tables, figures and page of experiments from their run folders."),
+    "latents": (latents_command, "Read a model's latent codes: probes, projections, what the answer owes to them."),
     "bench": (bench_command, "Measure speed on this machine against a named baseline."),
     "sample": (sample_command, "Show or export examples of a task."),
 }

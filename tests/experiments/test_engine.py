@@ -27,6 +27,7 @@ from hyla.experiments.engine import (
     train,
 )
 from hyla.experiments.experiment import Experiment, Variant
+from hyla.report.comparison import summarise
 from hyla.report.plan import read_plan
 from hyla.runs import create_run, open_run, read_json, write_json
 from hyla.training.config import config_to_dict
@@ -291,3 +292,24 @@ def test_a_signal_stops_the_workers_too(number, tmp_path):
     assert states(read_jobs(experiment.runs, tmp_path)) == ["waiting", "waiting"]
     with hold(tmp_path):
         pass
+
+
+def test_a_candidate_without_a_finite_score_never_wins(tmp_path):
+    base = tiny(threads=None)
+    rates = tuple(replace(base, optimizer=replace(base.optimizer, lr=lr)) for lr in (1e-3, 2e-3, 3e-3, 4e-3, 5e-3))
+    row = Variant("hyla", rates, reported="hyla")
+    experiment = Experiment(
+        "x", "X", (row,), (0,), "custom", "For tests.", selection="validation", tuned=("optimizer.lr",)
+    )
+    scores = [float("nan"), 0.2, 0.3, 0.9, None]  # the fourth diverged, the fifth has not started
+    for run, score in zip(experiment.runs, scores, strict=True):
+        if score is None:
+            continue
+        made = create_run(tmp_path / "runs" / run.name, config_to_dict(run.config))
+        splits = {split: {"r2": score} for split in ("train", "held_out", "validation")}
+        state = "diverged" if score == 0.9 else "finished"
+        result = {"state": state, "step": 24, "headline": "r2", "num_parameters": 1, "wall_seconds": 1.0}
+        write_json(made.path / "result.json", result | {"splits": splits, "ceiling": None})
+    (choice,) = summarise(experiment.plan("hyla sweep"), tmp_path).choices
+    assert choice.candidates[choice.selected].settings == {"optimizer.lr": 3e-3}
+    assert "so far" in choice.note

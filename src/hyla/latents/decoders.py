@@ -31,6 +31,7 @@ def fit_ridge(
     Exact, by singular values: collinear columns and more features than rows are no special case.
     """
     check(0 < penalty < np.inf, "penalty", penalty, "above 0")
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     model = sklearn("linear_model").Ridge(alpha=penalty, solver="svd")
     if not standardise:
         model.fit(x, y)
@@ -101,10 +102,12 @@ def accuracy_and_f1(hits: np.ndarray, true: np.ndarray, predicted: np.ndarray) -
     f1 = 2 * hits / np.maximum(true + predicted, 1)
     present = true > 0
     accuracy = hits.sum(-1) / np.maximum(true.sum(-1), 1)
-    return accuracy, np.where(present, f1, 0).sum(-1) / np.maximum(present.sum(-1), 1)
+    macro_f1 = np.where(present, f1, 0).sum(-1) / np.maximum(present.sum(-1), 1)
+    return np.asarray(accuracy), np.asarray(macro_f1)
 
 
 def classification_scores(true_N: np.ndarray, predicted_N: np.ndarray, num_rules: int) -> tuple[float, float]:
+    """Accuracy and macro F1 of rule ids 0..num_rules-1."""
     hits = np.bincount(true_N[true_N == predicted_N], minlength=num_rules)
     counts = (np.bincount(ids, minlength=num_rules) for ids in (true_N, predicted_N))
     accuracy, macro_f1 = accuracy_and_f1(hits, *counts)

@@ -12,6 +12,13 @@ from jaxtyping import Float
 from hyla.errors import ConfigError, MissingExtraError, check
 
 
+def check_rows(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """ConfigError unless arrays of these shapes have equally many rows."""
+    if len({shape[:1] for shape in shapes.values()}) > 1:
+        described = ", ".join(f"{field} has shape {shape}" for field, shape in shapes.items())
+        raise ConfigError(f"unequal numbers of rows: {described}")
+
+
 def finite_codes(field: str, codes: Any) -> Float[np.ndarray, "samples features"]:
     """Codes as float64 `[N, H]`; ConfigError unless they are such numbers, at least one of each, and all finite."""
     return _finite(field, codes, "a table of numbers, rows by features")
@@ -58,7 +65,7 @@ def label_ids(
     if names is not None:
         check(distinct.dtype.kind != "U", "names", tuple(names), "only for labels that are whole numbers")
         enough = f"a name for each label from {distinct[0]} to {distinct[-1]}; label i is called names[i]"
-        check(distinct[0] >= 0 and distinct[-1] < len(names), "names", tuple(names), enough)
+        check(int(distinct[0]) >= 0 and int(distinct[-1]) < len(names), "names", tuple(names), enough)
     called = tuple(str(label) if names is None else names[int(label)] for label in distinct)
     return called, np.split(ids, np.cumsum([len(values) for values in arrays.values()])[:-1])
 

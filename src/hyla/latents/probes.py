@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
-from hyla.errors import ConfigError, check
+from hyla.errors import check
 from hyla.latents.decoders import (
     accuracy_and_f1,
     classification_scores,
@@ -32,7 +32,7 @@ from hyla.latents.decoders import (
     reference_ridge,
     standardised,
 )
-from hyla.latents.labels import finite_codes, finite_targets, group_ids, label_ids
+from hyla.latents.labels import check_rows, finite_codes, finite_targets, group_ids, label_ids
 from hyla.latents.resampling import group_sums, interval, resampled_sums, shuffled_rows
 
 Decoder = Literal["logistic", "class_mean"]
@@ -507,8 +507,7 @@ def _kept(side: str, x: Any, y: Any, groups: Any, mask: Any) -> tuple[tuple[Any,
     lengths = {f"x{side}": np.shape(x), f"y{side}": np.shape(y)}
     lengths |= {f"{prefix}groups": np.shape(groups)} if groups is not None else {}
     lengths |= {f"{prefix}mask": np.shape(mask)} if mask is not None else {}
-    if len({shape[:1] for shape in lengths.values()}) > 1:
-        raise ConfigError("unequal numbers of rows: " + ", ".join(f"{k} has shape {v}" for k, v in lengths.items()))
+    check_rows(lengths)
     if mask is None:
         return (x, y, groups), 0
     mask = np.asarray(mask)

@@ -13,7 +13,8 @@ def shuffled_rows(
 
     Whole groups exchange their labels: each gets those of another (drawn without replacement), in random order, repeated
     or cut to its size. What labels of one task have in common stays together, as it does in the data; shuffling rows one
-    by one would make a control that is too easy to beat. Without groups, rows are permuted.
+    by one would make a control that is too easy to beat. A group may draw itself, which with a handful of groups makes
+    the control's largest score high. Without groups, rows are permuted.
     """
     if groups is None:
         return rng.permutation(num_rows)
@@ -59,6 +60,10 @@ def interval(samples: Float[np.ndarray, "resamples"], num_groups: int) -> tuple[
     (G-1)/G in the variance. The tails are moved outwards to make up for both (Hesterberg, "What Teachers Should Know About
     the Bootstrap", 2015: the expanded percentile interval). Samples without a value are left out; (None, None) with fewer
     than two groups or no sample.
+
+    In a simulation of tasks with 15 dependent rows each, 600 times, it covered the true accuracy, macro F1 and R2 in 95%
+    with 60 tasks and in 92 to 95% with 20, but with 6 tasks in 70, 71 and 89% only: a handful of tasks may all be decoded.
+    Resampling rows instead covered the accuracy in 38 to 39%.
     """
     samples = samples[np.isfinite(samples)]
     if num_groups < 2 or not len(samples):

@@ -21,10 +21,11 @@ import numpy as np
 
 from hyla.errors import MissingExtraError, RunError
 from hyla.report.figures import style
-from hyla.runs import write_json
+from hyla.runs import finite_or_none, write_json
 
 Data = dict[str, Any]
 """A part of the analysis: the whole, a model, a layer or a score."""
+Number = float | int
 
 FORMAT = 1
 NO_VALUE = "–"
@@ -72,7 +73,7 @@ _MOST_IN_CELLS = 9
 # --- words and numbers ------------------------------------------------------------------------------------------------
 
 
-def format_value(value: float | None) -> str:
+def format_value(value: Number | None) -> str:
     """`value` to 3 places with a true minus sign; an en dash where there is none."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
@@ -80,7 +81,7 @@ def format_value(value: float | None) -> str:
     return "0.000" if text == "-0.000" else text.replace("-", "−")
 
 
-def format_short(value: float | None) -> str:
+def format_short(value: Number | None) -> str:
     """`value` to 2 places, for cells; an en dash where there is none."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
@@ -88,7 +89,7 @@ def format_short(value: float | None) -> str:
     return "0.00" if text == "-0.00" else text.replace("-", "−")
 
 
-def format_interval(low: float | None, high: float | None) -> str:
+def format_interval(low: Number | None, high: Number | None) -> str:
     """`0.912 to 0.951`; an en dash where either end has no value."""
     if NO_VALUE in (format_value(low), format_value(high)):
         return NO_VALUE
@@ -142,10 +143,11 @@ def count_of(count: int | None, tasks: int | None) -> str:
     return f"{pairs} pairs" if tasks is None else f"{pairs} pairs of {tasks:,} task{'s' * (tasks != 1)}"
 
 
-def check_analysis(analysis: Data) -> None:
-    """Raise :class:`RunError` unless the document is of the format that this version shows."""
+def checked(analysis: Data) -> Data:
+    """`analysis` with None for every number that is not finite. Raises :class:`RunError` if it is of another format."""
     if analysis.get("format") != FORMAT:
         raise RunError(f"an analysis of latent codes of format {analysis.get('format')!r}: this version shows {FORMAT}")
+    return finite_or_none(analysis)
 
 
 # --- which scores matter ----------------------------------------------------------------------------------------------
@@ -232,8 +234,9 @@ def headline(model: Data) -> str:
     score = scores[best]
     assert score is not None
     of_layers = "the only layer" if len(scores) == 1 else f"the best of {len(scores)} layers on these same pairs"
+    verb = "are" if score["target"].endswith("s") else "is"
     text = (
-        f"the {score['target']} is read best from {model['layers'][best]['title']} ({of_layers}), "
+        f"the {score['target']} {verb} read best from {model['layers'][best]['title']} ({of_layers}), "
         f"{metric_label(score['metric'])} {format_value(score['value'])} "
         f"(95% interval {format_interval(score['low'], score['high'])}) "
         f"on {count_of(score['count'], score['tasks'])}, {split_label(score['test'])}. "
@@ -241,16 +244,15 @@ def headline(model: Data) -> str:
     )
     if score["control_high"] is not None:
         text += f", at most {format_value(score['control_high'])}"
-    bars = [score[name] for name in ("chance", "control", "control_high") if score[name] is not None]
-    if score["low"] is None or not bars:
-        return f"{text}. No interval or no control: this cannot be judged."
-    if score["low"] > max(bars):
+    if None in (score["low"], score["chance"], score["control"]):
+        return f"{text}. Without an interval, chance and control this cannot be judged."
+    if score["low"] > max(score["chance"], score["control"], score["control_high"] or score["control"]):
         return f"{text}: the whole interval lies above both."
     return f"{text}: the interval does not clear both, so this shows nothing yet."
 
 
 def crowded_spots(
-    x: Sequence[float], y: Sequence[float], classes: Sequence[int], num_classes: int
+    x: Sequence[Number], y: Sequence[Number], classes: Sequence[int], num_classes: int
 ) -> list[tuple[float, float] | None]:
     """For each class where its points crowd, the place for its number in a scatter; None where they are mixed with others.
 
@@ -264,11 +266,13 @@ def crowded_spots(
         if len(mine) < 3:
             spots.append(None)
             continue
-        reach = np.sort(np.linalg.norm(mine[:, None] - mine[None], axis=-1), axis=1)[:, max(1, len(mine) // 3)]
-        middle = int(reach.argmin())
-        near = np.linalg.norm(points_P2 - mine[middle], axis=1) <= reach[middle]
+        candidates = mine[:: len(mine) // 500 + 1]  # enough to find the crowd, and never all pairs of a large class
+        distances = np.linalg.norm(candidates[:, None] - mine[None], axis=-1)
+        reach = np.sort(distances, axis=1)[:, max(1, len(mine) // 3)]
+        middle = candidates[int(reach.argmin())]
+        near = np.linalg.norm(points_P2 - middle, axis=1) <= reach.min()
         share = float((class_P[near] == number).mean())
-        spots.append((float(mine[middle, 0]), float(mine[middle, 1])) if share > 0.5 else None)
+        spots.append((float(middle[0]), float(middle[1])) if share > 0.5 else None)
     return spots
 
 
@@ -306,7 +310,7 @@ _CSV_MODEL_KEYS = ("name", "task", "mechanism", "seed", "step")
 def write_scores(folder: Path | str, analysis: Data) -> tuple[Path, Path]:
     """Write `scores.json` (all but points, projections and mean codes) and `scores.csv` (a row per model, layer, probe
     and metric, unrounded, empty where there is no value) into `folder`."""
-    check_analysis(analysis)
+    analysis = checked(analysis)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     models = []
@@ -333,7 +337,7 @@ def write_scores(folder: Path | str, analysis: Data) -> tuple[Path, Path]:
 def write_figures(folder: Path | str, analysis: Data) -> tuple[Path, ...]:
     """Draw every figure that `analysis` has data for into `folder`, as PNG and SVG: `probes`, and for each model
     `NAME-projections`, `-mean-codes`, `-cosines`, `-rules` and `-causal`."""
-    check_analysis(analysis)
+    analysis = checked(analysis)
     folder = Path(folder)
     paths = [*probe_scores(analysis, folder / "probes")] if probe_panels(analysis) else []
     for model, stem in zip(analysis["models"], file_stems(analysis), strict=True):
@@ -438,7 +442,7 @@ def projections(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
         for axes, layer in zip(_grid(figure, rows, columns, len(layers)), layers, strict=True):
             found = layer["projection"]
             x, y = np.asarray(found["x"], float), np.asarray(found["y"], float)
-            colours = np.array([colour_of(number) for number in class_P], dtype=object)
+            colours = np.array([colour_of(number) for number in points["class"]], dtype=object)
             for place, split in enumerate(splits):
                 mine = split_P == split
                 axes.scatter(
@@ -454,6 +458,7 @@ def projections(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
                 "\n".join(lines), (0, 1), xytext=(0, 4), xycoords="axes fraction", textcoords="offset points",
                 fontsize=6 if columns < 3 else 5.2, color=_SOFT,
             )  # fmt: skip
+            axes.set_aspect("equal", adjustable="datalim")
             axes.set_xticks([])
             axes.set_yticks([])
             axes.spines[:].set_visible(True)
@@ -648,7 +653,7 @@ def causal_effects(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
         panels = lower.subplots(1, 1 + follows, squeeze=False)[0]
         _draw_effects(panels[0], layers, mechanism_colour(model["mechanism"]), unit)
         if follows:
-            _draw_follows(panels[1], layers, mechanism_colour(model["mechanism"]))
+            _draw_follows(panels[1], layers, mechanism_colour(model["mechanism"]), model["label"])
         splits = " and ".join(dict.fromkeys(split_label(one["split"]) for one in found))
         counts = ", or ".join(dict.fromkeys(count_of(one["count"], None) for one in found))
         _caption(
@@ -689,7 +694,7 @@ def _draw_effects(axes: Any, layers: Sequence[Data], colour: str, unit: str) -> 
     )  # fmt: skip
 
 
-def _draw_follows(axes: Any, layers: Sequence[Data], colour: str) -> None:
+def _draw_follows(axes: Any, layers: Sequence[Data], colour: str, label: str) -> None:
     for at, layer in enumerate(layers):
         before, after = layer["causal"]["follows_before"], layer["causal"]["follows"]
         if before is not None and after is not None:
@@ -703,7 +708,7 @@ def _draw_follows(axes: Any, layers: Sequence[Data], colour: str) -> None:
     axes.set_xlim(-0.5, len(layers) - 0.5)
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
-    axes.set_title("share of answers that the other rule gives", fontsize=8.5)
+    axes.set_title(f"share of answers that the other {label} gives", fontsize=8.5)
     handles = [_marker(colour, "o", hollow=True, size=5), _marker(colour, "o", size=5)]
     axes.legend(
         handles, ["codes as they are", "replaced"], fontsize=6.5, frameon=False, ncols=2, loc="lower left",
@@ -756,7 +761,7 @@ def _hatch(axes: Any, values: np.ndarray) -> None:
             )
 
 
-def _cell_numbers(axes: Any, values: np.ndarray, top: float, *, always: bool = False, size: float = 6.2) -> None:
+def _cell_numbers(axes: Any, values: np.ndarray, top: Number, *, always: bool = False, size: Number = 6.2) -> None:
     """Numbers in the cells (to 2 places) where they have room, and hatching where there is none to give."""
     _hatch(axes, values)
     if len(values) > _MOST_IN_CELLS and not always:
@@ -798,13 +803,11 @@ def _bar(figure: Any, image: Any, axes: Sequence[Any], label: str) -> None:
 
 
 def _number(axes: Any, spot: tuple[float, float], text: str) -> None:
-    from matplotlib.patheffects import withStroke
-
-    halo = [withStroke(linewidth=2.2, foreground="white")]
-    axes.text(*spot, text, fontsize=8, weight="bold", ha="center", va="center", color="black", path_effects=halo)
+    box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+    axes.text(*spot, text, fontsize=7.5, weight="bold", ha="center", va="center", color="black", bbox=box)
 
 
-def _marker(colour: str, marker: str, *, hollow: bool = False, size: float = 4.5) -> Any:
+def _marker(colour: str, marker: str, *, hollow: bool = False, size: Number = 4.5) -> Any:
     from matplotlib.lines import Line2D
 
     face = "white" if hollow else colour
@@ -839,7 +842,7 @@ def _caption(figure: Any, text: str) -> None:
     figure.supxlabel(lines, fontsize=_CAPTION, color="#444444", x=0.01, ha="left")
 
 
-def _save(path_stem: Path | str, size: tuple[float, float], draw: Callable[[Any], None]) -> tuple[Path, Path]:
+def _save(path_stem: Path | str, size: tuple[Number, Number], draw: Callable[[Any], None]) -> tuple[Path, Path]:
     """Draw a figure of `size` inches into `path_stem`.png (200 dpi) and .svg; the same data gives the same file."""
     try:
         import matplotlib

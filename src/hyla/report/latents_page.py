@@ -11,15 +11,14 @@ from urllib.parse import quote
 
 from hyla.errors import MissingExtraError
 from hyla.report import latents
-from hyla.report.latents import Data
-from hyla.runs import finite_or_none
+from hyla.report.latents import Data, Number
 
-Matrix = Sequence[Sequence[float | None] | None]
+Matrix = Sequence[Sequence[Number | None] | None]
 
 
 def write_latents_page(folder: Path | str, analysis: Data) -> Path:
     """Write `index.html` into `folder`, which the `run` of each model is relative to."""
-    latents.check_analysis(analysis)
+    analysis = latents.checked(analysis)
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -101,15 +100,16 @@ def _headlines(analysis: Data) -> str:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _number_cell(value: float | None, text: str | None = None) -> str:
+def _number_cell(value: Number | None, text: str | None = None) -> str:
     """A cell that sorts by `value`; cells without one always come last."""
     shown = latents.format_value(value)
     key = "" if shown == latents.NO_VALUE else repr(value)
     return f'<td class="number" data-sort="{key}">{escape(shown if text is None else text)}</td>'
 
 
-def _text_cell(text: str) -> str:
-    return f'<td data-sort="{escape(text)}">{escape(text)}</td>'
+def _text_cell(text: str, small: str = "") -> str:
+    more = f"<small>{escape(small)}</small>" if small else ""
+    return f'<td data-sort="{escape(text)}">{escape(text)}{more}</td>'
 
 
 def _probes(analysis: Data) -> str:
@@ -127,7 +127,7 @@ def _probes(analysis: Data) -> str:
 
 def _probe_table(analysis: Data) -> str:
     names = ["model", "layer", "probe", "target", "fitted on", "scored on", "metric", "score", "95% interval", "chance"]
-    names += ["shuffled labels", "at most", "pairs", "tasks", "note"]
+    names += ["shuffled labels", "at most", "pairs", "tasks"]
     numeric = {"score", "95% interval", "chance", "shuffled labels", "at most", "pairs", "tasks"}
     heads = "".join(
         f'<th scope="col" class="{"number" if name in numeric else ""}"><button type="button">{name}</button></th>'
@@ -143,7 +143,7 @@ def _probe_table(analysis: Data) -> str:
                 cells = [
                     f'<th scope="row" data-sort="{escape(label)}">{_swatch(model)}{escape(label)}</th>',
                     f'<td data-sort="{at:04d}">{escape(layer["title"])}</td>',
-                    _text_cell(score["probe"]),
+                    _text_cell(score["probe"], score["note"]),
                     _text_cell(score["target"]),
                     _text_cell(score["train"]),
                     _text_cell(score["test"]),
@@ -155,7 +155,6 @@ def _probe_table(analysis: Data) -> str:
                     _number_cell(score["control_high"]),
                     _number_cell(score["count"], _whole(score["count"])),
                     _number_cell(score["tasks"], _whole(score["tasks"])),
-                    _text_cell(score["note"]),
                 ]
                 css = "best" if score is marked else ""
                 rows.append(f'<tr class="{css}">{"".join(cells)}</tr>')
@@ -196,7 +195,7 @@ def _heat_table(
     rows: Sequence[str],
     columns: Sequence[str],
     values: Matrix,
-    top: float,
+    top: Number,
     *,
     numbers: bool = True,
     words: Callable[[int, int], str] | None = None,
@@ -206,7 +205,7 @@ def _heat_table(
     corner: str = "",
 ) -> str:
     """A matrix as a table whose cells are shaded from 0 to `top` (signed: and to -`top`, in two colours); hatched where
-    there is no value. groups: (name, number of columns) of headings above the columns. words: what a cell shows on hover."""
+    there is no value. groups: (name, number of columns) of headings above them. words: what a cell shows on hover."""
     ends, at = set(), 0
     for _, size in groups:
         at += size
@@ -224,13 +223,12 @@ def _heat_table(
             classes = ["end"] * (j in ends) + ["own"] * (outlined and i == j)
             cells.append(_heat_cell(value, top, signed, numbers, words(i, j) if words else "", classes))
         body.append(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>')
-    kind = "heat" if numbers else "heat small"
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead>{head}</thead><tbody>{"".join(body)}</tbody></table></div>'
-    )
+    label = 0.95 * max(map(len, rows), default=0)
+    kind = f'class="heat{"" if numbers else " small"}" style="--label:{label:.0f}ch"'
+    return f'<div class="scroll"><table {kind}><thead>{head}</thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
-def _heat_cell(value: float | None, top: float, signed: bool, numbers: bool, words: str, classes: list[str]) -> str:
+def _heat_cell(value: Number | None, top: Number, signed: bool, numbers: bool, words: str, classes: list[str]) -> str:
     short = latents.format_short(value)
     if short == latents.NO_VALUE or value is None:
         classes.append("none")
@@ -247,7 +245,8 @@ def _heat_cell(value: float | None, top: float, signed: bool, numbers: bool, wor
 def _layers(model: Data, body: Callable[[Data], str]) -> str:
     parts = [(layer["title"], body(layer)) for layer in model["layers"]]
     blocks = "".join(f'<div class="layer"><h4>{escape(title)}</h4>{inner}</div>' for title, inner in parts if inner)
-    return f'<div class="layers">{blocks}</div>' if blocks else ""
+    wide = " wide" if len(model["classes"]) > 9 else ""
+    return f'<div class="layers{wide}">{blocks}</div>' if blocks else ""
 
 
 def _numbered(model: Data) -> list[str]:
@@ -275,7 +274,7 @@ def _mean_codes(model: Data) -> str:
     return _layers(model, one) + f'<p class="fine">{escape(note[0].upper() + note[1:])}</p>'
 
 
-def _scale(top: float) -> str:
+def _scale(top: Number) -> str:
     ends = latents.format_short(-top), latents.format_short(top)
     return f'<span class="scale">{ends[0]} <i></i> {ends[1]}</span>'
 
@@ -322,7 +321,7 @@ def _rules_and_examples(model: Data) -> str:
             body.append(f'<tr><th scope="row">{number}</th>{"".join(cells)}</tr>')
         heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in ["examples", *titles])
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-        title = f"Macro F1 from few examples of each {model['label']}"
+        title = f"Score from few examples of each {model['label']}"
         text += f'<h4>{escape(title)}</h4><div class="scroll">{table}</div>'
     return text
 
@@ -345,7 +344,15 @@ CONTROL = (
 
 
 def _causal(analysis: Data) -> str:
-    body = _per_model(analysis, _causal_model)
+    checks = [layer["causal"] for model in analysis["models"] for layer in model["layers"] if layer["causal"]]
+    cells: dict[str, Number] = {}  # where the scales end: the same for all models, by unit
+    bars: dict[str, Number] = {}
+    for one in checks:
+        unit, values = one["effect_unit"], [v for row in one["effect"] if row for v in row if v is not None]
+        ends = [one[name] for name in ("same", "other", "other_high") if one[name] is not None]
+        cells[unit] = max([cells.get(unit, 0.0), *values])
+        bars[unit] = max([bars.get(unit, 0.0), *ends])
+    body = _per_model(analysis, lambda model: _causal_model(model, cells, bars))
     return _section("Does the code decide the answer?", f"<p>{CONTROL}</p>{body}" if body else "")
 
 
@@ -369,14 +376,11 @@ def causal_sentence(model: Data, layer: Data) -> str:
     return sentence
 
 
-def _causal_model(model: Data) -> str:
+def _causal_model(model: Data, cells: dict[str, Number], bars: dict[str, Number]) -> str:
     numbers = [str(i + 1) for i in range(len(model["classes"]))]
     checked = [layer for layer in model["layers"] if layer["causal"]]
     if not checked:
         return ""
-    values = [v for layer in checked for row in layer["causal"]["effect"] if row for v in row if v is not None]
-    top = max([abs(v) for v in values], default=1.0) or 1.0
-    bars = max([abs(v) for layer in checked for v in _ends(layer["causal"])], default=1.0) or 1.0
 
     def one(layer: Data) -> str:
         if not layer["causal"]:
@@ -386,23 +390,21 @@ def _causal_model(model: Data) -> str:
         def words(i: int, j: int) -> str:
             return f"{classes[i]}, replaced by {'its own mean' if i == j else classes[j]}, {found['effect_unit']}"
 
+        unit = found["effect_unit"]
+        top = cells[unit] or 1.0
         corner = "class ↓ replaced by →"
         table = _heat_table(
             _numbered(model), numbers, found["effect"], top, words=words, outlined=True, signed=False, corner=corner
         )
         sentence = escape(causal_sentence(model, layer))
-        return f'{_effect_bars(model, found, bars)}<p class="fine">{sentence}</p>{table}'
+        return f'{_effect_bars(model, found, bars[unit] or 1.0)}<p class="fine">{sentence}</p>{table}'
 
     split = latents.split_label(checked[0]["causal"]["split"]).capitalize()
     note = f"{split}. Outlined: the control. Hatched: no such pair."
     return _layers(model, one) + f'<p class="fine">{escape(note)}</p>'
 
 
-def _ends(causal: Data) -> list[float]:
-    return [causal[name] for name in ("same", "other", "other_high") if causal[name] is not None]
-
-
-def _effect_bars(model: Data, causal: Data, top: float) -> str:
+def _effect_bars(model: Data, causal: Data, top: Number) -> str:
     """The control above the effect, as bars on a scale shared by the layers, with the interval of the effect."""
     width, left, colour = 340, 112, latents.mechanism_colour(model["mechanism"])
     scale = (width - left - 44) / top
@@ -503,7 +505,7 @@ def _scatter_data(model: Data, texts: dict[str, int]) -> Data:
     }
 
 
-def _short(value: float) -> float:
+def _short(value: Number) -> float:
     """A coordinate to 4 digits: a picture has no use for more, and the file is smaller."""
     return float(f"{value:.4g}")
 
@@ -549,19 +551,19 @@ def _score_words(score: Data) -> str:
 
 
 def _script_json(data: Any) -> str:
-    """JSON that cannot end the script element it stands in; numbers that are not finite become null."""
-    text = json.dumps(finite_or_none(data), allow_nan=False, separators=(",", ":"))
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 _CSS = """
 :root { --ink: #1b2026; --soft: #5a636e; --line: #dfe3e8; --paper: #ffffff; --panel: #f6f7f9; --accent: #0a6f8f;
-  --note-edge: #0a6f8f; --note: #eef6f9; --grid: #e6e9ed; --shade: #00000026; --plus: #b2182b; --minus: #2166ac; --share: #08519c;
-  --on-strong: #ffffff; --hatch: #c3c9d0; }
+  --note-edge: #0a6f8f; --note: #eef6f9; --grid: #e6e9ed; --shade: #00000026; --plus: #b2182b; --minus: #2166ac;
+  --share: #08519c;  --on-strong: #ffffff; --hatch: #c3c9d0; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9ed; --soft: #9aa4b0; --line: #2d333b; --paper: #15181d; --panel: #1d2127; --accent: #5cc3e3;
-    --note-edge: #5cc3e3; --note: #16262d; --grid: #2a3038; --shade: #ffffff33; --plus: #ff8f73; --minus: #6db3f2; --share: #6db3f2;
-    --on-strong: #101317; --hatch: #474f59; } }
+    --note-edge: #5cc3e3; --note: #16262d; --grid: #2a3038; --shade: #ffffff33; --plus: #ff8f73; --minus: #6db3f2;
+    --share: #6db3f2;    --on-strong: #101317; --hatch: #474f59; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; -webkit-text-size-adjust: 100%; }
@@ -588,8 +590,9 @@ td.wide { white-space: normal; min-width: 180px; }
 th:last-child, td:last-child { padding-right: 2px; }
 td small { display: block; color: var(--soft); font-size: 12px; white-space: normal; }
 .best > * { font-weight: 600; }
+.sortable small { white-space: nowrap; font-weight: 400; }
 .sortable { font-size: 13px; }
-.sortable th, .sortable td { padding: 5px 11px 5px 0; }
+.sortable th, .sortable td { padding: 5px 10px 5px 0; }
 .sortable thead th { white-space: normal; }
 .sortable thead button { padding: 2px 0; min-height: 0; border: 0; background: none; color: inherit; border-radius: 3px;
   text-align: inherit; }
@@ -602,14 +605,15 @@ td small { display: block; color: var(--soft); font-size: 12px; white-space: nor
 .models { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)); gap: 10px 32px; }
 .model { min-width: 0; }
 .layers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(380px, 100%), 1fr)); gap: 4px 32px; }
+.layers.wide { grid-template-columns: repeat(auto-fit, minmax(min(560px, 100%), 1fr)); }
 .layer { min-width: 0; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)); gap: 14px; }
 .plot { margin: 0; height: 340px; min-width: 0; }
 .scatter { height: 440px; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
 .holder { position: relative; }
-.card { position: absolute; z-index: 5; margin: 0; padding: 9px 11px; max-width: min(440px, 96vw); font-size: 11.5px;
+.card { position: absolute; z-index: 5; margin: 0; padding: 9px 11px; width: max-content; font-size: 11.5px;
   line-height: 1.35; background: var(--panel); border: 1px solid var(--soft); border-radius: 6px; pointer-events: none;
-  white-space: pre; overflow: hidden; box-shadow: 0 3px 14px var(--shade); }
+  max-width: min(440px, calc(100vw - 16px)); white-space: pre-wrap; overflow: hidden; box-shadow: 0 3px 14px var(--shade); }
 .card[hidden] { display: none; }
 .chips { display: flex; flex-wrap: wrap; gap: 5px; margin-bottom: 8px; }
 .chips button { padding: 2px 9px 2px 7px; min-height: 26px; font-size: 12.5px; background: none; }
@@ -618,13 +622,14 @@ td small { display: block; color: var(--soft); font-size: 12px; white-space: nor
 .chips i { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 6px; }
 .heat { width: 100%; font-size: 12px; }
 .heat th, .heat td { padding: 0; border: 0; }
-.heat td { height: 24px; min-width: 29px; text-align: center; border: 1px solid var(--paper); }
+.heat td { height: 24px; min-width: 30px; padding: 0 2px; text-align: center; border: 1px solid var(--paper); }
 .heat thead th { text-align: center; font-size: 12px; padding-bottom: 2px; white-space: normal; }
 .heat thead .corner { text-align: right; padding-right: 8px; white-space: nowrap; font-size: 11px; }
 .heat tbody th { padding-right: 8px; width: 1%; }
 .heat.small { table-layout: fixed; }
-.heat.small td { height: 15px; min-width: 0; border-width: 0 0 1px; }
-.heat.small thead td, .heat.small tbody th { width: 150px; overflow: hidden; text-overflow: ellipsis; }
+.heat.small td { height: 15px; min-width: 0; padding: 0; border-width: 0 0 1px; }
+.heat.small thead td { font-size: 11.5px; }
+.heat.small thead td, .heat.small tbody th { width: min(var(--label), 50vw); overflow: hidden; text-overflow: ellipsis; }
 .heat.small tbody th { font-size: 11.5px; line-height: 15px; }
 .heat td.end { border-right: 4px solid var(--paper); }
 .heat .plus { background: color-mix(in srgb, var(--plus) var(--v), var(--paper)); }
@@ -659,9 +664,9 @@ button:focus-visible, a:focus-visible { outline: 2px solid var(--accent); outlin
   .note { padding: 10px 14px; font-size: 15px; }
   .plot { height: 300px; } .scatter { height: 360px; }
   tbody th, thead th:first-child { position: sticky; left: 0; background: var(--paper); padding-right: 12px; z-index: 1; }
-  .heat.small thead td, .heat.small tbody th { width: 112px; }
   .card { font-size: 10.5px; }
 }
+@media (max-width: 480px) { .heat { font-size: 10px; } .heat td { min-width: 26px; padding: 0 1px; } }
 @media print { .controls, .chips { display: none; } main { max-width: none; } .layer { break-inside: avoid; } }
 """
 
@@ -723,7 +728,8 @@ _JS = """
       hoverinfo: "none",
       marker: { color: by.of.map((group) => by.colours[group % by.colours.length]),
         symbol: model.split.map((split) => symbols[split % 4]), size: model.split.map((split) => split ? 7.5 : 6),
-        opacity: shown.map((one) => one ? 0.9 : 0.07), line: { width: 0.5, color: css("paper") } } };
+        opacity: shown.map((one) => one ? 0.9 : 0.07),
+        line: { width: 0.5, color: dark.matches ? "rgba(230,233,237,0.7)" : "#ffffff" } } };
     const axis = { showgrid: false, zeroline: false, showticklabels: false, ticks: "" };
     const numbers = [];
     (layer && chosen.colour === 0 ? layer.spots : []).forEach((spot, i) => {
@@ -732,7 +738,7 @@ _JS = """
         font: { size: 12, color: css("ink") }, bgcolor: css("paper"), opacity: 0.85, borderpad: 1 });
     });
     const layout = Object.assign(base(), { margin: { l: 6, r: 6, t: 6, b: 6 }, xaxis: axis,
-      yaxis: Object.assign({}, axis), uirevision: chosen.layer, annotations: numbers });
+      yaxis: Object.assign({ scaleanchor: "x" }, axis), uirevision: chosen.layer, annotations: numbers });
     Plotly.react(place, [trace], layout, options);
     if (!place.dataset.ready) {
       place.dataset.ready = "yes";
@@ -804,7 +810,8 @@ _JS = """
         xanchor: "left", font: { size: 14, color: css("ink") } },
       xaxis: Object.assign({ tickvals: panel.titles.map((_, i) => i), ticktext: panel.titles, showgrid: false,
         showline: true, range: [-0.5, panel.titles.length - 0.5] }, axis),
-      yaxis: Object.assign({ range: [below, 1.02] }, axis) }), options);
+      yaxis: Object.assign({ range: [below, 1.02] }, axis) }), Object.assign({}, options,
+      { displayModeBar: false }));
   }
 
   function drawAll() {
