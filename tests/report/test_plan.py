@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyla.errors import RunError
@@ -49,6 +49,7 @@ words = st.text(st.characters(exclude_characters="/\\", exclude_categories=["Cs"
 numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
 
 
+@settings(deadline=None)
 @given(st.lists(words, min_size=1, max_size=3, unique=True), st.dictionaries(words, numbers | words), st.data())
 def test_any_plan_round_trips(names, settings, data):
     runs = st.dictionaries(st.integers(0, 2**40), words, min_size=1, max_size=3)
