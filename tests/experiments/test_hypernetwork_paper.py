@@ -142,8 +142,8 @@ def test_scaling_multiplies_every_width_and_goes_along_one_axis_at_a_time():
         for name in ("num_heads", "embed_dim", "qk_dim", "v_dim", "mlp_dim"):
             assert getattr(model, name) == getattr(base.model, name) * axes["width"]
         assert model.num_layers == axes["depth"]
-        assert run.config.training.steps * run.config.training.batch_size == axes["instances_millions"] * 1_000_000
-        assert sum([axes["width"] != 1, axes["depth"] != 4, axes["instances_millions"] != 20]) <= 1
+        assert run.config.training.steps * run.config.training.batch_size == axes["million_instances"] * 1_000_000
+        assert sum([axes["width"] != 1, axes["depth"] != 4, axes["million_instances"] != 20]) <= 1
     assert {run.config.optimizer.warmup_steps for run in experiment.runs} == {1_000, 3_000}
 
 

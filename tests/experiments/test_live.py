@@ -81,7 +81,8 @@ def test_what_ends_is_said_once(terminal):
         display.show(made)
         display.show(made)
     text = console.file.getvalue()
-    assert "3 of 5 runs were there already" in text
+    assert "2 of 5 runs were there already" in text
+    assert "1 of 5 failed before" in text
     assert text.count("finished: run2") == 1
     assert "finished: run0" not in text
 

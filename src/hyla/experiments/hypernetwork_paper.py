@@ -182,7 +182,7 @@ def sraven_scaling(request: Request) -> Experiment:
         }
         for mechanism in MECHANISMS:
             name = f"{mechanism}, {instances}M instances, width x{width}, depth {depth}"
-            axes: dict[str, Setting] = {"instances_millions": instances, "width": width, "depth": depth}
+            axes: dict[str, Setting] = {"million_instances": instances, "width": width, "depth": depth}
             rows.append(row(with_settings(base, size), mechanism, name, axes))
     shares = "Instances stand for shares of the steps: 10M, 20M, 40M are a half, the whole and twice"
     return experiment(

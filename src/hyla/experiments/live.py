@@ -41,16 +41,11 @@ class Display:
 
     def show(self, jobs: Sequence[Job]) -> None:
         now = time.monotonic()
-        first = self._ended is None
-        if first or now - self._estimated > SECONDS_BETWEEN_ESTIMATES:
+        if self._ended is None or now - self._estimated > SECONDS_BETWEEN_ESTIMATES:
             self._end, self._estimated = estimated_end(remaining(jobs, self.pool)), now
         if self._ended is None:
             self._ended = {job.name for job in jobs if job.ended}
-            if self._ended:
-                self.console.print(f"{len(self._ended)} of {len(jobs)} runs were there already")
-            self.console.print(
-                f"{self._end} for the rest" if len(self._ended) < len(jobs) else "nothing is left to train"
-            )
+            self._begin(jobs)
         for job in jobs:
             if job.ended and job.name not in self._ended:
                 self._ended.add(job.name)
@@ -61,6 +56,17 @@ class Display:
         elif now - self._told > SECONDS_BETWEEN_LINES:
             self._told = now
             self.console.print(summary(jobs, self._end), soft_wrap=True)
+
+    def _begin(self, jobs: Sequence[Job]) -> None:
+        """What is there already, and how long the rest will take."""
+        failed = sum(job.state == "failed" for job in jobs)
+        there = sum(job.ended for job in jobs) - failed
+        if there:
+            self.console.print(f"{there} of {len(jobs)} runs were there already")
+        if failed:
+            self.console.print(f"{failed} of {len(jobs)} failed before; --retry-failed tries them again")
+        if there + failed < len(jobs):
+            self.console.print(f"{self._end} for the rest")
 
 
 def estimated_end(seconds: float) -> str:
