@@ -300,7 +300,7 @@ def budget(task: str, name: BudgetName, quick_steps: int | None = None) -> Budge
     else:
         steps, warmup, eval_every, samples = STEPS[task][name]
         if name == "quick" and quick_steps is not None:
-            steps, warmup, eval_every, samples = quick_steps, quick_steps // 10, quick_steps, 1_024
+            steps, warmup, eval_every, samples = quick_steps, quick_steps // 20, quick_steps, 1_024
         loop = replace(
             preset_default(task).training,
             steps=steps,
