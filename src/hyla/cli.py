@@ -368,7 +368,9 @@ def reproduce_command(argv: list[str]) -> int:
 
     make = EXPERIMENTS[name]
     _check_flags(argv, Reproduce)
-    doc = re.sub(r"\n(?=\w+: )", "\n\n", inspect.getdoc(make) or "")  # a paragraph for each of Setting, Cost, ...
+    doc = re.sub(
+        r"(?<!\n)\n(?=\w+: )", "\n\n", inspect.getdoc(make) or ""
+    )  # a paragraph for each of Setting, Cost, ...
     description = REPRODUCE.format(doc=doc, name=name)
     arguments = _parse(Reproduce, argv, f"hyla reproduce {name}", description)
     seeds = None if arguments.seeds is None else tuple(_numbers("seeds", arguments.seeds))

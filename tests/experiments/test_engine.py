@@ -74,6 +74,12 @@ def test_two_of_the_same_config_are_one_run(tmp_path):
     assert len(experiment.plan("hyla").runs) == 2
 
 
+def test_two_configs_of_one_hash_are_refused(tmp_path):
+    first, second = small(seeds=(0, 1), mechanisms=("hyla",)).runs
+    with pytest.raises(RunError, match=f"two different configs have the same hash, {first.name}"):
+        read_jobs([first, replace(second, name=first.name)], tmp_path)
+
+
 def test_a_config_that_was_edited_is_refused_by_name_and_a_new_one_is_a_new_run(tmp_path):
     experiment = small()
     run = experiment.runs[0]

@@ -126,11 +126,12 @@ def read_jobs(runs: Iterable[PlannedRun], folder: Path, *, retry_failed: bool = 
     for planned in runs:
         name = planned.name
         if name in jobs:
-            _check_same(jobs[name].run.path, config_to_dict(jobs[name].config), planned.config)
+            if jobs[name].config != planned.config:
+                raise RunError(f"two different configs have the same hash, {name}: leave one of them out, or change it")
             continue
         job = jobs[name] = Job(Run(folder / RUNS / name), planned.config, planned.variant.name)
         if (job.run.path / CONFIG).exists():
-            _check_same(job.run.path, job.run.config, job.config)
+            _check_same(job.run, job.config)
             update(job)
         else:
             check_free(job.run.path)
@@ -141,12 +142,12 @@ def read_jobs(runs: Iterable[PlannedRun], folder: Path, *, retry_failed: bool = 
     return list(jobs.values())
 
 
-def _check_same(path: Path, stored: dict[str, Any], config: TrainConfig) -> None:
-    """Raise RunError if the run in `path` is not the one of `config`."""
+def _check_same(run: Run, config: TrainConfig) -> None:
+    """Raise RunError, naming the keys that differ, if the folder holds another run than that of `config`."""
     try:
-        found = config_to_dict(config_from_dict(stored))
+        found = config_to_dict(config_from_dict(run.config))
     except ConfigError as error:
-        raise RunError(f"{path / CONFIG}: {error}") from None
+        raise RunError(f"{run.path / CONFIG}: {error}") from None
     wanted = config_to_dict(config)
     differences = [
         f"{section}.{key} = {found[section][key]!r} where {value!r} is asked for"
@@ -158,7 +159,7 @@ def _check_same(path: Path, stored: dict[str, Any], config: TrainConfig) -> None
         differences.append(f"seed = {found['seed']} where {wanted['seed']} is asked for")
     if differences:
         raise RunError(
-            f"{path} holds another run than its name says: {'; '.join(differences)}. Undo the edit of its {CONFIG}, or "
+            f"{run.path} holds another run than its name says: {'; '.join(differences)}. Undo the edit of its {CONFIG}, or "
             "move the folder away"
         )
 

@@ -114,8 +114,10 @@ def live_table(jobs: Sequence[Job], end: str, height: int) -> Group:
 def runs_table(jobs: Sequence[Job], pool: Pool) -> Group:
     """Every run with its state and the time that it needs on its own: what --dry-run shows."""
     table = Table(header_style="bold")
-    for name in ("run", "row", "state", "time left"):
-        table.add_column(name, justify="right" if name == "time left" else "left", overflow="fold")
+    table.add_column("run", no_wrap=True)
+    for name in ("row", "state"):
+        table.add_column(name, overflow="fold")
+    table.add_column("time left", justify="right")
     alone = replace(pool, workers=1)
     for job in jobs:
         state = (
