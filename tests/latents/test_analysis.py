@@ -153,7 +153,7 @@ FEW = ["--num-samples", "300", "--num-points", "50", "--num-replaced", "50", "--
 
 
 def test_one_run_is_read_into_its_own_folder(runs, capsys):
-    assert main(["latents", str(runs / "logic"), *FEW, "--layers", "2", "--reference", "true"]) == 0
+    assert main(["latents", str(runs / "logic"), *FEW, "--layers", "2", "--reference", "True"]) == 0
     out = runs / "logic" / "latents"
     names = {path.name for path in out.iterdir()}
     assert names == {"analysis.json", "scores.json", "scores.csv", "index.html", "figures", "codes"}
@@ -162,7 +162,7 @@ def test_one_run_is_read_into_its_own_folder(runs, capsys):
     assert [layer["title"] for layer in model["layers"]] == ["layer 2"]
     probes = {row["probe"] for row in model["layers"][0]["probes"]}
     assert probes == {"ridge", "ridge (reference)", "logistic"}
-    rows = list(csv.DictReader((out / "scores.csv").open()))
+    rows = list(csv.DictReader((out / "scores.csv").read_text().splitlines()))
     given = score(model["layers"][0], "R2")
     shown = next(row for row in rows if row["metric"] == "R2" and row["test"] == "held_out" and row["probe"] == "ridge")
     assert float(shown["value"]) == given["value"]

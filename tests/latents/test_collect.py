@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -202,3 +204,29 @@ def test_asking_for_what_was_not_collected_names_what_was(task):
 
 def test_attention_layers_in_order(task):
     assert list(attention_layers(transformer(task))) == ["blocks.0.attention", "blocks.1.attention"]
+
+
+MEASURE = """
+import resource, sys, torch
+from hyla.latents.collect import collect
+from hyla.latents.readings import reading_of
+from hyla.training.config import make_model, make_task, preset_paper
+
+config = preset_paper("sraven")
+reading = reading_of(config)
+model = make_model(config, make_task(config))
+collected = collect(
+    model, reading.task, queries=reading.queries, keys=reading.keys, num_samples=50_000, path=sys.argv[1]
+)
+assert collected.codes(3, "held_out").shape == (50_000, 1, 3, 16)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_sequences_of_the_papers_sraven_model_stay_under_1_5_gib(tmp_path):
+    """300,000 pairs in each of four layers, with inputs and latents beside them."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "codes")], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout.split()[-1]) < 1.5, done.stdout

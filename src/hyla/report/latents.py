@@ -316,7 +316,8 @@ def write_scores(folder: Path | str, analysis: Data) -> tuple[Path, Path]:
     models = []
     for model in analysis["models"]:
         layers = [{key: layer[key] for key in _LAYER_KEYS} for layer in model["layers"]]
-        models.append({key: model[key] for key in _MODEL_KEYS} | {"layers": layers})
+        others = model.get("others", [])
+        models.append({key: model[key] for key in _MODEL_KEYS} | {"layers": layers, "others": others})
     document = {key: analysis[key] for key in ("format", "title", "command", "notes")} | {"models": models}
     as_json, as_csv = folder / "scores.json", folder / "scores.csv"
     write_json(as_json, document)
@@ -324,9 +325,9 @@ def write_scores(folder: Path | str, analysis: Data) -> tuple[Path, Path]:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["model", *_CSV_MODEL_KEYS[1:], "layer", "layer_title", *_SCORE_KEYS])
         for model in analysis["models"]:
-            for layer in model["layers"]:
+            for layer in [*model["layers"], *model.get("others", [])]:
                 for score in layer["probes"]:
-                    cells = [model[key] for key in _CSV_MODEL_KEYS] + [layer["name"], layer["title"]]
+                    cells = [model[key] for key in _CSV_MODEL_KEYS] + [layer.get("name", ""), layer["title"]]
                     writer.writerow(cells + [score[key] for key in _SCORE_KEYS])
     return as_json, as_csv
 
@@ -706,8 +707,8 @@ def _draw_follows(axes: Any, layers: Sequence[Data], colour: str, label: str) ->
             axes.annotate(format_short(after), (at, after), xytext=(6, -2), textcoords="offset points", fontsize=6.5)
     axes.set_xticks(range(len(layers)), _layer_names(layers))
     axes.set_xlim(-0.5, len(layers) - 0.5)
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.12)
+    shares = [layer["causal"][name] for layer in layers for name in ("follows", "follows_before")]
+    axes.set_ylim(0, 1.15 * max([share for share in shares if share is not None], default=0.0) or 1.0)
     axes.set_title(f"share of answers that the other {label} gives", fontsize=8.5)
     handles = [_marker(colour, "o", hollow=True, size=5), _marker(colour, "o", size=5)]
     axes.legend(
@@ -857,6 +858,7 @@ def _save(path_stem: Path | str, size: tuple[Number, Number], draw: Callable[[An
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
-        figure.savefig(png, dpi=200)
-        figure.savefig(svg, metadata={"Date": None})
+        # tight: what the layout of nested figures leaves outside, a tick label at the edge say, is kept
+        figure.savefig(png, dpi=200, bbox_inches="tight", pad_inches=0.05)
+        figure.savefig(svg, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
     return png, svg

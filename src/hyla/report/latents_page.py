@@ -137,7 +137,7 @@ def _probe_table(analysis: Data) -> str:
     for model, label in zip(analysis["models"], latents.model_labels(analysis), strict=True):
         best = latents.best_layer(model)
         marked = None if best is None else latents.main_scores(model)[best]
-        for at, layer in enumerate(model["layers"]):
+        for at, layer in enumerate([*model["layers"], *model.get("others", [])]):
             for score in layer["probes"]:
                 low, high = score["low"], score["high"]
                 cells = [
@@ -168,21 +168,24 @@ def _whole(count: int | None) -> str:
 
 
 def _models(analysis: Data) -> str:
-    names = ["model", "run", "task", "step", "heads", "pairs read", "split", "pairs", "tasks", "model’s accuracy"]
-    numeric = {"step", "heads", "pairs", "tasks", "model’s accuracy"}
+    names = ["model", "run", "task", "step", "heads", "pairs read", "split", "pairs", "tasks", "model’s score"]
+    numeric = {"step", "heads", "pairs", "tasks", "model’s score"}
     heads = "".join(f'<th scope="col" class="{"number" if name in numeric else ""}">{name}</th>' for name in names)
     rows = []
     for model, label in zip(analysis["models"], latents.model_labels(analysis), strict=True):
         for split, one in model["splits"].items():
             name = escape(model["name"])
             run = f'<a href="{escape(quote(model["run"] + "/config.json"))}">{name}</a>' if model["run"] else name
-            accuracy = one.get("accuracy")
+            metric, score = next(((name, one[name]) for name in ("accuracy", "r2") if name in one), ("", None))
+            shown = (
+                None if score is None else f"{100 * score:.1f}% right" if metric == "accuracy" else f"R² {score:.3f}"
+            )
             cells = [
                 f'<th scope="row">{_swatch(model)}{escape(label)}</th><td>{run}</td><td>{escape(model["task"])}</td>',
                 f'<td class="number">{model["step"]:,}</td><td class="number">{model["num_heads"]}</td>',
                 f'<td class="wide">{escape(model["pairs"])}</td><td>{escape(latents.split_label(split))}</td>',
                 _number_cell(one["count"], _whole(one["count"])) + _number_cell(one["tasks"], _whole(one["tasks"])),
-                _number_cell(accuracy, None if accuracy is None else f"{100 * accuracy:.1f}%"),
+                _number_cell(score, shown),
             ]
             rows.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
@@ -321,7 +324,7 @@ def _rules_and_examples(model: Data) -> str:
             body.append(f'<tr><th scope="row">{number}</th>{"".join(cells)}</tr>')
         heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in ["examples", *titles])
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-        title = f"Score from few examples of each {model['label']}"
+        title = f"Macro F1 from few examples of each {model['label']}"
         text += f'<h4>{escape(title)}</h4><div class="scroll">{table}</div>'
     return text
 
