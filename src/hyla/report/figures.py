@@ -13,6 +13,7 @@ from hyla.report import canvas, tables
 from hyla.report.canvas import DASHES, Size, check_matplotlib, panel_rows, save_screen, series, style, styles
 from hyla.report.comparison import Comparison, Row, mean_curve, run_curve
 from hyla.report.plan import Setting
+from hyla.report.statistics import Interval
 from hyla.report.tables import axis_label, setting_text
 
 __all__ = ["check_matplotlib", "draw_figures", "heat_map", "learning_curves", "scaling", "scaling_curves", "scores"]
@@ -187,7 +188,7 @@ def _two_lines(name: str, width: int) -> str:
     return textwrap.fill(name, width, max_lines=2, placeholder=" …", break_long_words=False)
 
 
-def _draw_interval(panel: Any, interval: tuple[float, float], y: float, colour: str) -> None:
+def _draw_interval(panel: Any, interval: Interval, y: int, colour: str) -> None:
     """A line with ends; an arrow where it goes on beyond the axis."""
     left, right = panel.get_xlim()
     ends = [min(max(end, left), right) for end in interval]

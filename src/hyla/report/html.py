@@ -133,7 +133,7 @@ class Cell:
     """html: what is shown. value: what it sorts by, the shown text by default."""
 
     html: str
-    value: float | None = None
+    value: int | float | None = None
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def _runs(comparison: Comparison) -> str:
     text += _runs_table(comparison, chosen, "Runs") if chosen else ""
     if others:
         table = _runs_table(comparison, others, "Other runs")
-        text += f"<details><summary>{len(others)} runs of settings that are not shown above</summary>{table}</details>"
+        text += f"<details><summary>Runs of settings that are not shown above: {len(others)}</summary>{table}</details>"
     return text
 
 
@@ -527,10 +527,10 @@ def _line_data(comparison: Comparison, unit: float) -> dict[str, Any]:
                     "colour": colour,
                     "dash": dash,
                     "x": [x for x, _ in means],
-                    "y": [unit * (row.summary.mean or 0.0) for _, row in means],
+                    "y": _shown([row.summary.mean or 0.0 for _, row in means], unit),
                     "text": [f"<b>{escape(row.variant)}</b>, mean of {row.summary.count}" for _, row in means],
                     "seed_x": [x for x, _, _, _ in seeds],
-                    "seed_y": [unit * value for _, _, _, value in seeds],
+                    "seed_y": _shown([value for _, _, _, value in seeds], unit),
                     "seed_text": [f"<b>{escape(name)}</b>, seed {seed}" for _, name, seed, _ in seeds],
                 }
             )

@@ -249,7 +249,7 @@ def rich_table(comparison: Comparison) -> Group:
         for source, steps in columns:
             table.add_column(Text(f"{source},\n{steps:,} steps"), justify="right", no_wrap=True)
         for place, row in enumerate(rows):
-            reported = [Text(reported_cell(metric, row, column)[0]) for column in columns]
+            reported = [Text("\n".join(dict.fromkeys(reported_cell(metric, row, column)))) for column in columns]
             line = [Text(cell) for cell in cells.rows[place][:4]]
             table.add_row(*line, *reported, style="bold" if place in cells.bold else None)
         parts += [table, Text()]
