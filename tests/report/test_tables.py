@@ -105,8 +105,8 @@ def test_a_choice_by_the_reported_split_is_labelled_everywhere(chosen, form):
 
 def test_markdown(comparison):
     lines = tables.to_markdown(comparison).splitlines()
-    assert lines[0] == "# logic: softmax, hyla\\_linear\\_no\\_rms\\_head (quick budget, 600 steps)"
-    start = lines.index("## held\\_out (held-out combinations): R²")
+    assert lines[0] == "# logic: softmax, hyla_linear_no_rms_head (quick budget, 600 steps)"
+    start = lines.index("## held_out (held-out combinations): R²")
     assert lines[start + 2 : start + 5] == [
         "| variant | mean ± sd | 95% interval | seeds | difference to softmax (95% interval) | P1, 50,000 steps "
         "| our interval and P1 |",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -277,7 +278,8 @@ def _difference_lines(comparison: Comparison) -> list[Text | Table]:
 def plain_markdown(text: str) -> str:
     """`text` as it is, in Markdown."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
-    return "".join(f"\\{letter}" if letter in "\\`*_[]|#" else letter for letter in text)
+    text = "".join(f"\\{letter}" if letter in "\\`*[]|" else letter for letter in text)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\_", text)  # between letters it is no emphasis
 
 
 def markdown_table(cells: Cells) -> list[str]:
