@@ -50,6 +50,7 @@ def test_lost_runs_are_counted_and_have_no_value(make_run, make_plan, tmp_path):
     assert states["never-made"] == ("not started", 0, None)
     assert comparison.steps == (600, 600)
     assert comparison.states == {"finished": 2, "diverged": 1, "failed": 1, "unfinished": 1, "not started": 2}
+    assert comparison.lost == held_out.lost
 
 
 def test_a_run_that_failed_and_then_finished_has_finished(make_run, compare, tmp_path):

@@ -115,13 +115,13 @@ def _header(comparison: Comparison) -> str:
 
 def _warnings(comparison: Comparison) -> str:
     """What a reader must know before the first number."""
-    lost = {state: count for state, count in comparison.states.items() if state != "finished"}
+    lost = comparison.lost
     words = [comparison.plan.budget_note]
     if comparison.plan.selection == "reported":
         words.append(tables.selection_note(comparison))
     if lost:
-        named = ", ".join(f"{count} {state}" for state, count in lost.items())
-        words.append(f"{sum(lost.values())} of {len(comparison.runs)} runs have no score: {named}.")
+        count = f"{sum(lost.values())} of {len(comparison.runs)}"
+        words.append(f"{count} runs have no score: {tables.lost_text(comparison)}.")
     return "".join(f'<p class="note">{escape(word)}</p>' for word in words if word)
 
 

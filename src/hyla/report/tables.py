@@ -84,6 +84,11 @@ def seeds_text(row: Row) -> str:
     return f"{row.summary.count} of {total} ({named})" if named else str(row.summary.count)
 
 
+def lost_text(comparison: Comparison) -> str:
+    """`1 diverged, 2 not started`: the runs without a score; empty where all have one."""
+    return ", ".join(f"{count} {state}" for state, count in comparison.lost.items())
+
+
 def split_label(split: str) -> str:
     """`held_out (held-out combinations)`: the split's name and what it holds."""
     return f"{split} ({SPLIT_LABELS[split]})" if split in SPLIT_LABELS else split
