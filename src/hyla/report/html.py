@@ -629,7 +629,8 @@ def _above(comparison: Comparison, split: str, high: float) -> str:
 
 def _variant_data(comparison: Comparison, name: str, split: str, unit: float) -> dict[str, Any]:
     (colour, dash), names = canvas.styles(comparison)[name], canvas.series(comparison)
-    mean = mean_curve(comparison, name, split)
+    mean, group = mean_curve(comparison, name, split), comparison.group(name)
+    beside = sum(comparison.group(other) == group for other in comparison.variants)
     single = []
     for run in comparison.runs_of(name):
         steps, values = run_curve(run, split)
@@ -638,7 +639,7 @@ def _variant_data(comparison: Comparison, name: str, split: str, unit: float) ->
     return {
         "name": escape(name),
         "series": list(dict.fromkeys(names.values())).index(names[name]),
-        "group": comparison.groups.index(comparison.group(name)),
+        "group": comparison.groups.index(group),
         "colour": colour,
         "dash": dash,
         "runs": mean.num_runs,
@@ -646,7 +647,7 @@ def _variant_data(comparison: Comparison, name: str, split: str, unit: float) ->
         "y": _shown(mean.mean, unit),
         "low": _shown(mean.low, unit),
         "high": _shown(mean.high, unit),
-        "band": mean.num_runs >= figures.MIN_BAND_RUNS,
+        "band": mean.num_runs >= figures.MIN_BAND_RUNS and beside <= figures.MAX_SPREAD_LINES,
         "seeds": single,
         "reported": [
             {
