@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,22 +110,11 @@ def make_plan() -> Callable[..., Plan]:
             )
         task = candidates[0][0].config["task"]["name"]
         first = next(iter(variants))
-        plan = Plan(
-            name=f"compare-{task}",
-            title=f"{task}: {', '.join(variants)}",
-            task=task,
-            budget="quick",
-            budget_note=NOTE,
-            command=f"hyla compare {task} --budget quick",
-            metric="accuracy" if task == "sraven" else "r2",
-            baseline=first if len(variants) > 1 else None,
-            selection="none",
-            reported_split="held_out",
-            axes=tuple(found.get(first, {})),
-            figures=("scores", "curves"),
-            variants=tuple(made),
-        )
-        return replace(plan, **changes)
+        fields: dict[str, Any] = {"name": f"compare-{task}", "title": f"{task}: {', '.join(variants)}", "task": task}
+        fields |= {"budget": "quick", "budget_note": NOTE, "command": f"hyla compare {task} --budget quick"}
+        fields |= {"metric": "accuracy" if task == "sraven" else "r2", "baseline": first if len(variants) > 1 else None}
+        fields |= {"selection": "none", "reported_split": "held_out", "axes": tuple(found.get(first, {}))}
+        return Plan(**fields | {"figures": ("scores", "curves"), "variants": tuple(made)} | changes)
 
     return make
 

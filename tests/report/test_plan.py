@@ -26,7 +26,7 @@ PLAN = Plan(
     selection="validation",
     reported_split="held_out",
     axes=("num_points",),
-    figures=("scores", "heat_map"),
+    figures=("scores", "scaling"),
     variants=(
         Variant("softmax", "softmax", {"num_points": 32}, "softmax", (Candidate(SETTINGS, {0: "a", 1: "b"}),)),
         Variant("hyla, 16", "hyla", {"num_points": 16}, None, (Candidate({}, {0: "c"}), Candidate(SETTINGS, {0: "d"}))),
@@ -67,6 +67,7 @@ WRONG = {
     "selection kind": (("selection",), [], r"key selection: \[\] is none of"),
     "one candidate": (("selection",), "none", r"key variants\['hyla, 16'\].candidates: 2, but selection is 'none'"),
     "figures": (("figures",), ["pie"], "key figures: 'pie' is none of scores, curves"),
+    "heat map": (("figures",), ["heat_map"], "key figures: 'heat_map' needs 2 axes, not 1"),
     "baseline": (("baseline",), "linear", "key baseline: there is no variant 'linear'"),
     "no variant": (("variants",), [], "key variants: at least one"),
     "twice": (("variants", 1, "name"), "softmax", "key variants: two are called 'softmax'"),

@@ -113,7 +113,7 @@ def live_table(jobs: Sequence[Job], end: str, height: int) -> Group:
 
 def runs_table(jobs: Sequence[Job], pool: Pool) -> Group:
     """Every run with its state and the time that it needs on its own: what --dry-run shows."""
-    table = Table(header_style="bold")
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("run", no_wrap=True)
     for name in ("row", "state"):
         table.add_column(name, overflow="fold")

@@ -147,6 +147,12 @@ class Comparison:
         found = [run.state for run in self.runs]
         return {state: found.count(state) for state in ("finished", *LOST) if state in found}
 
+    @property
+    def lost(self) -> dict[str, int]:
+        """How many runs have no score on the split that the experiment is about, by what became of them."""
+        found = [_fate(run) for run in self.runs if run.scores.get(self.plan.reported_split) is None]
+        return {state: found.count(state) for state in LOST if state in found}
+
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.plan.variants if variant.name == name)
 
@@ -368,8 +374,7 @@ def _row(plan: Plan, variant: Variant, choice: Choice, split: str, found: Mappin
     reads = [found[name] for name in chosen.runs.values()]
     values = tuple(read.summary.scores.get(split) for read in reads)
     counted = reads if choice.selected is not None else [found[name] for name in variant.runs]
-    lost = ["not finite" if read.summary.state == "finished" else read.summary.state
-            for read in counted if read.summary.scores.get(split) is None]  # fmt: skip
+    lost = [_fate(read.summary) for read in counted if read.summary.scores.get(split) is None]
     steps = step_range(read.summary for read in reads)
     ceilings = [ceiling for read in reads if (ceiling := read.ceiling.get(split)) is not None]
     figures = [
@@ -394,6 +399,11 @@ def _row(plan: Plan, variant: Variant, choice: Choice, split: str, found: Mappin
         ceiling=statistics.fmean(ceilings) if ceilings else None,
         difference=None,
     )
+
+
+def _fate(run: RunSummary) -> str:
+    """What became of a run that has no score."""
+    return "not finite" if run.state == "finished" else run.state
 
 
 def _counterpart(plan: Plan, name: str) -> str | None:

@@ -13,6 +13,7 @@ from hyla.report import canvas, tables
 from hyla.report.canvas import DASHES, Size, check_matplotlib, panel_rows, save_screen, series, style, styles
 from hyla.report.comparison import Comparison, Row, mean_curve, run_curve
 from hyla.report.plan import Setting
+from hyla.report.statistics import Interval
 from hyla.report.tables import axis_label, setting_text
 
 __all__ = ["check_matplotlib", "draw_figures", "heat_map", "learning_curves", "scaling", "scaling_curves", "scores"]
@@ -118,9 +119,9 @@ def _caption(figure: Any, comparison: Comparison, size: Size, words: str) -> Non
 
 
 def _lost(comparison: Comparison) -> str:
-    """`Not in it: 1 diverged, 2 not started.`, or nothing."""
-    lost = {state: count for state, count in comparison.states.items() if state != "finished"}
-    return f"Without a score: {', '.join(f'{count} {state}' for state, count in lost.items())}." if lost else ""
+    """`Without a score: 1 diverged, 2 not started.`, or nothing."""
+    lost = tables.lost_text(comparison)
+    return f"Without a score: {lost}." if lost else ""
 
 
 def _optimistic(comparison: Comparison) -> str:
@@ -187,7 +188,7 @@ def _two_lines(name: str, width: int) -> str:
     return textwrap.fill(name, width, max_lines=2, placeholder=" …", break_long_words=False)
 
 
-def _draw_interval(panel: Any, interval: tuple[float, float], y: float, colour: str) -> None:
+def _draw_interval(panel: Any, interval: Interval, y: int, colour: str) -> None:
     """A line with ends; an arrow where it goes on beyond the axis."""
     left, right = panel.get_xlim()
     ends = [min(max(end, left), right) for end in interval]
@@ -236,7 +237,7 @@ def _curve_grid(comparison: Comparison, count: int, size: Size) -> tuple[int, in
 
 
 def group_text(comparison: Comparison, group: Sequence[Setting]) -> str:
-    """`held-out fraction 0.7, num points 32`."""
+    """`held-out fraction 0.7, points 32`."""
     pairs = zip(comparison.plan.axes, group, strict=True)
     return ", ".join(f"{axis_label(axis)} {tick_text(value)}" for axis, value in pairs)
 
@@ -347,10 +348,9 @@ def _draw_references(
     out_of_view = []
     if ceiling is not None and ceiling <= high:
         panel.axhline(ceiling, color=_SOFT, linewidth=0.9, linestyle=(0, (1, 2)))
-        panel.annotate(
-            "" if not labelled else f"ceiling {tables.format_score(metric, ceiling)}",
-            (0, ceiling), xytext=(3, 2), textcoords="offset points", fontsize=size.small, color=_SOFT,
-        )  # fmt: skip
+        if labelled:
+            words = {"xytext": (3, 2), "textcoords": "offset points", "fontsize": size.small, "color": _SOFT}
+            panel.annotate(f"ceiling {tables.format_score(metric, ceiling)}", (0, ceiling), **words)
     elif ceiling is not None:
         out_of_view.append(f"ceiling {tables.format_score(metric, ceiling)}")
     marks = [(figure, looks[row.variant][0]) for row in rows for figure in row.reported]
@@ -486,8 +486,11 @@ def _draw_heat_map(figure: Any, comparison: Comparison, maps: HeatMap, columns: 
     words = (
         f"{tables.metric_label(comparison.plan.metric)} on {tables.SPLIT_LABELS.get(split, split)}, mean over seeds."
     )
-    if any(row and row.lost for panel in maps.cells.values() for line in panel for row in line):
-        words += " Hatched: no result. †: not all seeds."
+    cells = [row for panel in maps.cells.values() for line in panel for row in line]
+    if any(row is None or row.summary.mean is None for row in cells):
+        words += " Hatched: no result."
+    if any(row is not None and row.summary.mean is not None and row.lost for row in cells):
+        words += " †: not all seeds."
     _caption(figure, comparison, size, " ".join(filter(None, [words, _lost(comparison), _optimistic(comparison)])))
 
 

@@ -115,13 +115,13 @@ def _header(comparison: Comparison) -> str:
 
 def _warnings(comparison: Comparison) -> str:
     """What a reader must know before the first number."""
-    lost = {state: count for state, count in comparison.states.items() if state != "finished"}
+    lost = comparison.lost
     words = [comparison.plan.budget_note]
     if comparison.plan.selection == "reported":
         words.append(tables.selection_note(comparison))
     if lost:
-        named = ", ".join(f"{count} {state}" for state, count in lost.items())
-        words.append(f"{sum(lost.values())} of {len(comparison.runs)} runs have no score: {named}.")
+        count = f"{sum(lost.values())} of {len(comparison.runs)}"
+        words.append(f"{count} runs have no score: {tables.lost_text(comparison)}.")
     return "".join(f'<p class="note">{escape(word)}</p>' for word in words if word)
 
 
@@ -133,7 +133,7 @@ class Cell:
     """html: what is shown. value: what it sorts by, the shown text by default."""
 
     html: str
-    value: float | None = None
+    value: int | float | None = None
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def _runs(comparison: Comparison) -> str:
     text += _runs_table(comparison, chosen, "Runs") if chosen else ""
     if others:
         table = _runs_table(comparison, others, "Other runs")
-        text += f"<details><summary>{len(others)} runs of settings that are not shown above</summary>{table}</details>"
+        text += f"<details><summary>Runs of settings that are not shown above: {len(others)}</summary>{table}</details>"
     return text
 
 
@@ -527,10 +527,10 @@ def _line_data(comparison: Comparison, unit: float) -> dict[str, Any]:
                     "colour": colour,
                     "dash": dash,
                     "x": [x for x, _ in means],
-                    "y": [unit * (row.summary.mean or 0.0) for _, row in means],
+                    "y": _shown([row.summary.mean or 0.0 for _, row in means], unit),
                     "text": [f"<b>{escape(row.variant)}</b>, mean of {row.summary.count}" for _, row in means],
                     "seed_x": [x for x, _, _, _ in seeds],
-                    "seed_y": [unit * value for _, _, _, value in seeds],
+                    "seed_y": _shown([value for _, _, _, value in seeds], unit),
                     "seed_text": [f"<b>{escape(name)}</b>, seed {seed}" for _, name, seed, _ in seeds],
                 }
             )
@@ -629,7 +629,8 @@ def _above(comparison: Comparison, split: str, high: float) -> str:
 
 def _variant_data(comparison: Comparison, name: str, split: str, unit: float) -> dict[str, Any]:
     (colour, dash), names = canvas.styles(comparison)[name], canvas.series(comparison)
-    mean = mean_curve(comparison, name, split)
+    mean, group = mean_curve(comparison, name, split), comparison.group(name)
+    beside = sum(comparison.group(other) == group for other in comparison.variants)
     single = []
     for run in comparison.runs_of(name):
         steps, values = run_curve(run, split)
@@ -638,7 +639,7 @@ def _variant_data(comparison: Comparison, name: str, split: str, unit: float) ->
     return {
         "name": escape(name),
         "series": list(dict.fromkeys(names.values())).index(names[name]),
-        "group": comparison.groups.index(comparison.group(name)),
+        "group": comparison.groups.index(group),
         "colour": colour,
         "dash": dash,
         "runs": mean.num_runs,
@@ -646,7 +647,7 @@ def _variant_data(comparison: Comparison, name: str, split: str, unit: float) ->
         "y": _shown(mean.mean, unit),
         "low": _shown(mean.low, unit),
         "high": _shown(mean.high, unit),
-        "band": mean.num_runs >= figures.MIN_BAND_RUNS,
+        "band": mean.num_runs >= figures.MIN_BAND_RUNS and beside <= figures.MAX_SPREAD_LINES,
         "seeds": single,
         "reported": [
             {

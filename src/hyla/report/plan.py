@@ -76,6 +76,10 @@ class Plan:
         for name in names:
             _need(names.count(name) == 1, "variants", f"two are called {name!r}")
         _need(self.baseline is None or self.baseline in names, "baseline", f"there is no variant {self.baseline!r}")
+        needed = {"heat_map": 2, "scaling": 1}
+        for figure in self.figures:
+            enough = len(self.axes) >= needed.get(figure, 0)
+            _need(enough, "figures", f"{figure!r} needs {needed.get(figure)} axes, not {len(self.axes)}")
         for variant in self.variants:
             key, count = f"variants[{variant.name!r}]", len(variant.candidates)
             _need(set(variant.axes) == set(self.axes), f"{key}.axes", f"has {[*variant.axes]}, not {[*self.axes]}")

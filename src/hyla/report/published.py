@@ -11,7 +11,7 @@ from hyla.report.comparison import Comparison, steps_text, summarise
 from hyla.report.html import duration
 from hyla.report.plan import RUNS, read_plan
 from hyla.report.statistics import BOOTSTRAP, METHOD
-from hyla.report.tables import choice_cells, format_score, markdown_table, notes, plain_markdown, score_cells
+from hyla.report.tables import choice_cells, format_score, lost_text, markdown_table, notes, plain_markdown, score_cells
 
 INTRODUCTION = (
     "Made from the run folders by `hyla report DIR ... --page FILE`; nothing here is written by hand. It says what these "
@@ -61,15 +61,15 @@ def _experiment(comparison: Comparison, path: str) -> list[str]:
 
 def _unfinished(comparison: Comparison) -> str:
     """What is missing, in a sentence."""
-    lost = {state: count for state, count in comparison.states.items() if state != "finished"}
+    lost = comparison.lost
     if not lost:
         return f"Finished: all {len(comparison.runs)} runs."
-    named = ", ".join(f"{count} {state}" for state, count in lost.items())
     empty = [
         name for name in comparison.variants if comparison.row(name, comparison.plan.reported_split).summary.count == 0
     ]
     without = f" No result at all for: {', '.join(empty)}." if empty else ""
-    return f"NOT FINISHED: {sum(lost.values())} of {len(comparison.runs)} runs have no score ({named}).{without}"
+    count = f"{sum(lost.values())} of {len(comparison.runs)}"
+    return f"NOT FINISHED: {count} runs have no score ({lost_text(comparison)}).{without}"
 
 
 def _environment(comparison: Comparison) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,11 @@ def seeds_text(row: Row) -> str:
     named = ", ".join(f"{number} {state}" for state, number in row.lost.items())
     total = row.summary.count + sum(row.lost.values())
     return f"{row.summary.count} of {total} ({named})" if named else str(row.summary.count)
+
+
+def lost_text(comparison: Comparison) -> str:
+    """`1 diverged, 2 not started`: the runs without a score; empty where all have one."""
+    return ", ".join(f"{count} {state}" for state, count in comparison.lost.items())
 
 
 def split_label(split: str) -> str:
@@ -249,7 +255,7 @@ def rich_table(comparison: Comparison) -> Group:
         for source, steps in columns:
             table.add_column(Text(f"{source},\n{steps:,} steps"), justify="right", no_wrap=True)
         for place, row in enumerate(rows):
-            reported = [Text(reported_cell(metric, row, column)[0]) for column in columns]
+            reported = [Text("\n".join(dict.fromkeys(reported_cell(metric, row, column)))) for column in columns]
             line = [Text(cell) for cell in cells.rows[place][:4]]
             table.add_row(*line, *reported, style="bold" if place in cells.bold else None)
         parts += [table, Text()]
@@ -277,7 +283,8 @@ def _difference_lines(comparison: Comparison) -> list[Text | Table]:
 def plain_markdown(text: str) -> str:
     """`text` as it is, in Markdown."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
-    return "".join(f"\\{letter}" if letter in "\\`*_[]|#" else letter for letter in text)
+    text = "".join(f"\\{letter}" if letter in "\\`*[]|" else letter for letter in text)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\_", text)  # between letters it is no emphasis
 
 
 def markdown_table(cells: Cells) -> list[str]:
