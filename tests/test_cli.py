@@ -1,16 +1,16 @@
 """The command line as a user meets it: messages, exit statuses, and that a mistake leaves nothing behind."""
 
-import csv
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hyla import cli
 from hyla.attention import choose_backend
-from hyla.runs import open_run
+from hyla.runs import open_run, read_json
 
 SMALL = (
     "--steps 6 --optimizer.warmup-steps 2 --batch-size 4 --task.num-points 4 --model.embed-dim 8 --model.mlp-dim 8 "
@@ -71,6 +71,20 @@ MISTAKES = {
     "compare logic --seeds -1": r"seeds",
     "compare logic --budget endless": r"budget = 'endless'",
     "compare logic --splits official --seeds 5": r"official-5",
+    "compare logic --jobs 0": r"jobs = 0",
+    "compare logic --memory-gib 0.01": r"memory_gib = 0.01 .* alone needs about",
+    "compare logic --device cuda:99": r"training.device = 'cuda:99' is not possible here",
+    "reproduce logic-headlin": r"invalid choice: 'logic-headlin'",
+    "reproduce logic-headline --budget endless": r"endless.*quick.*short.*paper",
+    "reproduce logic-headline --sedes 0": r"unknown key 'sedes' in the top level; did you mean 'seeds'",
+    "reproduce logic-headline --model.num-heads 4": r"unknown key 'model.num_heads'",
+    "reproduce logic-headline --only hylla,softmax": r"only = 'hylla' .* there are softmax; linear; hyla",
+    "reproduce logic-headline --select validation": r"select = 'validation' .* add --grid full",
+    "reproduce logic-headline --seeds 0,0": r"each only once",
+    "reproduce logic-headline --cores 0 --dry-run": r"cores = 0",
+    "sweep": r"FILE.toml",
+    "sweep absent.toml": r"absent.toml cannot be read",
+    "sweep absent.toml --dry-rum": r"unknown key 'dry_rum' in the top level; did you mean 'dry_run'",
     "sample logic --split test": r"split = 'test' .* train, held_out, unseen_terms",
     "sample logic -n 0": r"num = 0",
     "sample sraven --format png": r"needs a folder",
@@ -128,7 +142,8 @@ def test_resume_refuses_a_config_with_an_unknown_key(capsys, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     ["--help", "train --help", "train logic --help", "train sraven --help", "resume --help", "evaluate --help"]
-    + ["compare --help", "compare sraven --help", "sample logic --help", "sample --help"],
+    + ["compare --help", "compare sraven --help", "sample logic --help", "sample --help"]
+    + ["reproduce --help", "reproduce sraven-scaling --help", "sweep --help"],
 )
 def test_help_reads_well(arguments, capsys):
     status, out, _ = run(capsys, *arguments.split())
@@ -227,39 +242,90 @@ def test_samples_in_every_format(task, form, capsys, tmp_path):
 
 
 def test_compare_trains_what_is_missing_and_nothing_twice(capsys, tmp_path):
-    flags = [
-        "compare",
-        "logic",
-        "--seeds",
-        "0,1",
-        *SMALL,
-        "--optimizer.schedule",
-        "cosine",
-        "--jobs",
-        "2",
-        "--out",
-        "c",
-    ]
+    flags = ["compare", "logic", "--seeds", "1", *SMALL, "--optimizer.schedule", "cosine", "--jobs", "2", "--out", "c"]
+    status, out, _ = run(capsys, *flags, "--mechanisms", "softmax,hyla", "--dry-run")
+    assert status == 0
+    assert "2 runs of 6 steps: 2 waiting" in out
+    assert "since no run has begun" in " ".join(out.split())
+    assert list(tmp_path.iterdir()) == []
+
     status, out, _ = run(capsys, *flags, "--mechanisms", "softmax,hyla")
     assert status == 0, out
     runs = {path.name: path for path in (tmp_path / "c" / "runs").iterdir()}
-    assert len(runs) == 4
+    assert len(runs) == 2
     before = {name: (path / "result.json").stat().st_mtime_ns for name, path in runs.items()}
-    names = ["comparison.csv", "comparison.json", "index.html", "learning_curves.png", "learning_curves.svg", "runs"]
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == names
-    assert "quick budget, 6 steps" in out
-    page = (tmp_path / "c" / "index.html").read_text()
-    assert "quick" in page
-    with open(tmp_path / "c" / "comparison.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 4 * 3
+    assert {"plan.json", "comparison.json", "index.html"} <= {path.name for path in (tmp_path / "c").iterdir()}
+    assert "custom" in (tmp_path / "c" / "index.html").read_text()
 
     status, out, _ = run(capsys, *flags, "--mechanisms", "softmax,hyla,linear")
     assert status == 0
-    assert "4 of 6 runs were there already" in out
+    assert "2 of 3 runs were there already" in out
+    assert len(list((tmp_path / "c" / "runs").iterdir())) == 3
     after = {name: (path / "result.json").stat().st_mtime_ns for name, path in runs.items()}
     assert after == before
     seeds = {path.name: open_run(path).config for path in (tmp_path / "c" / "runs").iterdir()}
-    assert all(config["task"]["split_seed"] == config["seed"] for config in seeds.values())
+    assert all(config["task"]["split_seed"] == config["seed"] == 1 for config in seeds.values())
+
+    status, out, _ = run(capsys, *flags, "--mechanisms", "softmax,hyla,linear", "--dry-run")
+    assert "3 runs of 6 steps: 3 finished" in out
+
+
+def test_reproduce_end_to_end(capsys, tmp_path, monkeypatch):
+    """A tiny experiment whose hyperparameters are chosen on validation combinations."""
+    from hyla.experiments import hypernetwork_paper as paper
+    from hyla.experiments.experiment import with_settings
+    from hyla.report.plan import read_plan
+
+    def tiny(request):
+        """A tiny one."""
+        keys = {"training.steps": 6, "training.batch_size": 4, "training.eval_samples": 16, "training.log_every": 3}
+        keys |= {
+            "training.final_eval_samples": 64,
+            "model.embed_dim": 8,
+            "model.mlp_dim": 8,
+            "optimizer.warmup_steps": 2,
+        }
+        base = with_settings(paper.budget("logic", request.budget).config, keys)
+        rows = [paper.row(base, mechanism) for mechanism in ("softmax", "hyla")]
+        return paper.experiment(request, name="tiny", title="Tiny", rows=rows, shows=paper.SHOWS["logic"])
+
+    monkeypatch.setitem(paper.EXPERIMENTS, "tiny", tiny)
+    monkeypatch.setitem(paper.GRID, "logic", {"optimizer.lr": (1e-3, 1e29), "optimizer.weight_decay": (0.1,)})
+    words = ["reproduce", "tiny", "--grid", "full", "--only", "hyla", "--out", "r"]
+    status, out, _ = run(capsys, *words)
+    assert status == 1  # one of the two diverged, and is counted
+    plan = read_plan(tmp_path / "r")
+    assert (plan.selection, plan.command) == ("validation", "hyla reproduce tiny --grid full --only hyla --out r")
+    first, wild = (open_run(tmp_path / "r" / "runs" / name) for name in plan.runs)
+    assert (first.state, wild.state) == ("finished", "diverged")
+    assert first.config["task"]["split_seed"] == "official-0"
+    assert set(first.result["splits"]) == {"train", "validation", "held_out", "unseen_terms"}
+    assert f"diverged: {wild.name}" in out
+    (choice,) = read_json(tmp_path / "r" / "comparison.json")["choices"]
+    assert choice["candidates"][choice["selected"]]["runs"] == [first.name]
+    assert "the other four fifths" in (tmp_path / "r" / "index.html").read_text()
+
+    status, out, _ = run(capsys, *words, "--dry-run")
+    assert status == 0
+    assert "2 runs of 6 steps: 1 finished, 1 diverged" in out
+
+
+def test_sweep_lists_its_runs(capsys, tmp_path):
+    example = Path(__file__).parent.parent / "examples" / "sweep.toml"
+    status, out, _ = run(capsys, "sweep", example, "--dry-run", "--jobs", "2", "--cores", "4")
+    assert status == 0
+    assert "16 runs of 300 steps: 16 waiting" in out
+    assert "2 at a time with 2 threads each" in " ".join(out.split())
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "wrong.toml").write_text('name = "x"\ntask = "logic"\n[grid]\n"model.num_haeds" = [4]\n')
+    status, _, err = run(capsys, "sweep", "wrong.toml")
+    assert status == 2
+    assert "wrong.toml: unknown key 'num_haeds' in section 'model'; did you mean 'model.num_heads'" in err
+    (tmp_path / "wrong.toml").write_text('name = "x"\ntask "logic"\n')
+    status, _, err = run(capsys, "sweep", "wrong.toml")
+    assert status == 2
+    assert "wrong.toml, line 2, column 6" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.toml"]
 
 
 def test_ensemble(capsys, tmp_path):

@@ -56,7 +56,7 @@ def test_every_command_is_understood(command, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("hyla.training.loop.Trainer.start", reached)
     monkeypatch.setattr("hyla.training.loop.Trainer.resume", reached)
     monkeypatch.setattr("hyla.training.loop.load_model", reached)
-    monkeypatch.setattr("hyla.experiments.compare.compare", reached)
+    monkeypatch.setattr("hyla.experiments.engine.run_experiment", reached)
     words = shlex.split(command)
     assert words[0].split("/")[-1] == "hyla"
     if "--config" in words:

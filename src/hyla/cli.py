@@ -3,9 +3,11 @@
 
 import argparse
 import contextlib
+import inspect
 import io
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -116,7 +118,9 @@ def resume_command(argv: list[str]) -> int:
         """Run folder."""
 
     arguments = _parse(Resume, argv, "hyla resume", RESUME)
-    from hyla.experiments.engine import stop_if_orphaned
+    from hyla.experiments.engine import stop_with_engine
+
+    stop_with_engine()
     from hyla.training.ensemble import Ensemble, is_ensemble
     from hyla.training.loop import Trainer
 
@@ -126,10 +130,10 @@ def resume_command(argv: list[str]) -> int:
         return _run_ensemble(ensemble, arguments.run)
     trainer = Trainer.resume(arguments.run)
     _show_notes(trainer.notes)
-    return _run_trainer(trainer, arguments.run, lambda line: stop_if_orphaned())
+    return _run_trainer(trainer, arguments.run)
 
 
-def _run_trainer(trainer: Any, out: Path, watch: Callable[[dict[str, Any]], None] = lambda line: None) -> int:
+def _run_trainer(trainer: Any, out: Path) -> int:
     config = trainer.config
     start = f"at step {trainer.step}" if trainer.step else f"{trainer.model.num_parameters:,} parameters"
     title = f"{config.task_name} {config.model.mechanism} seed {config.seed}"
@@ -148,7 +152,6 @@ def _run_trainer(trainer: Any, out: Path, watch: Callable[[dict[str, Any]], None
             elif not console.is_terminal and time.monotonic() - shown > SECONDS_BETWEEN_LINES:
                 bar.console.print(f"step {line['step']:>7}  {note}")
                 shown = time.monotonic()
-            watch(line)
 
         result = trainer.run(progress)
     console.print(_score_table(result["splits"], result["ceiling"], f"{title}, {result['step']} steps"))
@@ -263,29 +266,51 @@ def _score_table(splits: dict[str, dict[str, float]], ceiling: dict[str, float] 
     return table
 
 
-# --- compare ----------------------------------------------------------------------------------------------------------
+# --- compare, reproduce, sweep: three ways to name runs for one engine ------------------------------------------------
 
 COMPARE = """Train mechanisms side by side on {task} and show how each generalises to unseen combinations.
 
-Trains whatever is missing, resumes what was interrupted, leaves what is finished; then writes comparison.json,
-comparison.csv, learning_curves.png, learning_curves.svg and index.html. Every key of a run can be set as in `hyla train`.
+Trains whatever is missing, resumes what was interrupted, leaves what is finished; then writes the table, the figures and
+the page, which `hyla report` makes again at any time. Every key of a run can be set as in `hyla train`.
 
 Examples:
   hyla compare {task} --mechanisms softmax,linear,hyla --seeds 0,1,2 --budget quick
   hyla compare {task} --mechanisms hyla,hyla_linear,hyla_no_rms_head --budget short --out runs/ablation
-  hyla compare {task} --budget paper --splits official --jobs 8"""
+  hyla compare {task} --budget paper --splits official --jobs 8 --dry-run"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    """What compare, reproduce and sweep have in common."""
+
+    out: Path | None = None
+    """Folder of the experiment; runs/NAME by default."""
+    jobs: int | None = None
+    """Runs trained at a time; one per core by default."""
+    cores: int | None = None
+    """CPU cores to use, shared out among the runs at a time; all of them by default."""
+    memory_gib: float | None = None
+    """Train only as many runs at a time as fit into this memory; all of the machine's by default."""
+    dry_run: bool = False
+    """List every run, its state and the time that is left; train and write nothing."""
+    retry_failed: bool = False
+    """Also train runs that failed before."""
+    fail_fast: bool = False
+    """Stop at the first run that fails."""
+
+
+SWITCHES = ("--dry-run", "--retry-failed", "--fail-fast")
 
 
 def compare_command(argv: list[str]) -> int:
     task, argv = _task("hyla compare", "Train mechanisms side by side and show how each generalises.", argv)
     from hyla.attention import MECHANISMS
-    from hyla.experiments.compare import Splits, check_report_extra, compare, comparison_configs
+    from hyla.experiments.compare import comparison
     from hyla.experiments.hypernetwork_paper import BudgetName, budget
-    from hyla.report.tables import rich_table
     from hyla.training.config import TrainConfig
 
     @dataclass(frozen=True)
-    class Compare(TrainConfig):
+    class Compare(EngineFlags, TrainConfig):
         mechanisms: str = "softmax,linear,hyla"
         """Comma-separated."""
         seed: int = 0
@@ -294,16 +319,11 @@ def compare_command(argv: list[str]) -> int:
         """Comma-separated; each sets initialisation, data and, with --splits seed, the held-out set."""
         budget: BudgetName = "quick"
         """How long to train: quick is minutes, short hours, paper the paper's steps."""
-        splits: Splits = "seed"
+        splits: Literal["seed", "official", "fixed"] = "seed"
         """seed: held-out set from each run's seed, as in the paper. official: the public code's own sets (seeds 0, 1, 2,
         2024). fixed: the one of --task.split-seed."""
-        out: Path | None = None
-        """Folder of the comparison; runs/compare-TASK-BUDGET by default."""
-        jobs: int | None = None
-        """Runs trained at a time; one per core by default."""
 
-    chosen = _early(argv, "budget", get_args(BudgetName), "quick")
-    planned = budget(task, chosen)
+    planned = budget(task, _early(argv, "budget", get_args(BudgetName), "quick"))
     base = planned.config
     description = COMPARE.format(task=task)
     arguments = _parse(Compare, argv, f"hyla compare {task}", description, default=Compare(**_parts(base)), config=base)
@@ -311,59 +331,153 @@ def compare_command(argv: list[str]) -> int:
     for name in mechanisms:
         check(name in MECHANISMS, "mechanisms", name, f"choose from {', '.join(MECHANISMS)}")
     config = TrainConfig(**_parts(arguments))
-    configs = comparison_configs(config, mechanisms, _numbers("seeds", arguments.seeds), arguments.splits)
-    check_report_extra()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    check(arguments.jobs is None or arguments.jobs >= 1, "jobs", arguments.jobs, "at least 1")
-    workers = min(cores if arguments.jobs is None else arguments.jobs, len(configs))
-    out = arguments.out or Path("runs") / f"compare-{task}-{arguments.budget}"
-    note = planned.note
-    if config != base:
-        steps = f"{config.training.steps:,} steps"
-        note = f"This comparison changes settings of the {arguments.budget} budget and trains for {steps}."
-    title = f"{len(configs)} runs of {config.training.steps:,} steps, {workers} at a time, into {out}"
-    console.print(f"hyla compare {task}: {title}")
-    with _bar() as bar:
-        outcome = compare(
-            configs,
+    seeds = _numbers("seeds", arguments.seeds)
+    experiment = comparison(planned, config, mechanisms, seeds, arguments.splits)
+    out = Path("runs") / f"{experiment.name}-{arguments.budget}"
+    return _run_experiment(experiment, arguments, out, ["compare", task, *argv])
+
+
+REPRODUCE = """{doc}
+
+Examples:
+  hyla reproduce {name} --budget quick
+  hyla reproduce {name} --budget paper --dry-run
+  hyla reproduce {name} --budget paper --only 'hyla*' --seeds 0 --jobs 8"""
+
+
+def reproduce_command(argv: list[str]) -> int:
+    from hyla.experiments.hypernetwork_paper import EXPERIMENTS, BudgetName, Grid, Request
+
+    summaries = {name: (make.__doc__ or "").partition("\n")[0] for name, make in EXPERIMENTS.items()}
+    name = _choose("hyla reproduce", "Run an experiment of the paper.", summaries, argv, "EXPERIMENT")
+    argv = argv[1:]
+
+    @dataclass(frozen=True)
+    class Reproduce(EngineFlags):
+        budget: BudgetName = "quick"
+        """How long to train: quick is minutes where possible, short hours, paper the paper's steps and grid."""
+        seeds: str | None = None
+        """Comma-separated; the experiment's own by default."""
+        only: str | None = None
+        """Comma-separated names or mechanisms of rows, with * and ? for any letters, such as 'hyla*,softmax'."""
+        grid: Grid | None = None
+        """Hyperparameters. full: the paper's grid, as in budget paper by default. first: one setting."""
+        select: Literal["validation", "reported"] | None = None
+        """What chooses among the grid for each row. validation, the default: scores on combinations kept for this.
+        reported: scores on the reported split, which is optimistic."""
+
+    make = EXPERIMENTS[name]
+    _check_flags(argv, Reproduce)
+    doc = re.sub(
+        r"(?<!\n)\n(?=\w+: )", "\n\n", inspect.getdoc(make) or ""
+    )  # a paragraph for each of Setting, Cost, ...
+    description = REPRODUCE.format(doc=doc, name=name)
+    arguments = _parse(Reproduce, argv, f"hyla reproduce {name}", description)
+    seeds = None if arguments.seeds is None else tuple(_numbers("seeds", arguments.seeds))
+    experiment = make(Request(arguments.budget, arguments.grid, arguments.select, seeds))
+    if arguments.only is not None:
+        experiment = experiment.only([pattern.strip() for pattern in arguments.only.split(",")])
+    out = Path("runs") / f"{name}-{arguments.budget}"
+    return _run_experiment(experiment, arguments, out, ["reproduce", name, *argv])
+
+
+SWEEP = """Train a grid or a random search over any settings, written down in a TOML file (docs/experiments.md).
+
+Examples:
+  hyla sweep examples/sweep.toml --dry-run
+  hyla sweep examples/sweep.toml --out runs/rates --jobs 4"""
+
+
+def sweep_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class Sweep(EngineFlags):
+        file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.toml")]
+        """The sweep file."""
+
+    _check_flags(argv, Sweep)
+    arguments = _parse(Sweep, argv, "hyla sweep", SWEEP)
+    from hyla.experiments.sweep import read_sweep
+
+    experiment = read_sweep(arguments.file)
+    return _run_experiment(experiment, arguments, Path("runs") / experiment.name, ["sweep", *argv])
+
+
+def _run_experiment(experiment: Any, arguments: Any, out: Path, words: list[str]) -> int:
+    from hyla.experiments.engine import make_pool, read_jobs, run_experiment
+    from hyla.experiments.live import Display, runs_table
+    from hyla.report.build import check_extras, write_report
+    from hyla.report.tables import rich_table
+
+    out = arguments.out or out
+    pool = make_pool(len({run.name for run in experiment.runs}), arguments.jobs, arguments.cores, arguments.memory_gib)
+    if arguments.dry_run:
+        jobs = read_jobs(experiment.runs, out, retry_failed=arguments.retry_failed)
+        console.print(f"{experiment.title}: {experiment.budget} budget, into {out}", soft_wrap=True)
+        console.print(runs_table(jobs, pool))
+        return 0
+    check_extras()
+    console.print(f"{experiment.title}: {experiment.budget} budget, into {out}", soft_wrap=True)
+    with Display(console, pool) as display:
+        plan, jobs = run_experiment(
+            experiment,
             out,
-            budget=arguments.budget,
-            note=note,
-            command=shlex.join(["hyla", "compare", task, *argv]),
-            workers=workers,
-            threads=max(1, cores // workers),
-            progress=_job_progress(bar),
+            pool,
+            command=shlex.join(["hyla", *words]),
+            retry_failed=arguments.retry_failed,
+            fail_fast=arguments.fail_fast,
+            progress=display.show,
         )
-    console.print(rich_table(outcome.comparison))
-    for job in outcome.jobs:
-        if job.error is not None:
-            errors.print(f"failed: {job.run.name}: {job.error}", style="red", soft_wrap=True)
-    for path in outcome.files:
+    report = write_report(out, plan)
+    console.print(rich_table(report.comparison))
+    for path in report.files:
         console.print(str(path), soft_wrap=True)
-    return 1 if any(job.state in ("failed", "diverged") for job in outcome.jobs) else 0
+    for job in jobs:
+        if job.state == "failed":
+            errors.print(f"failed: {job.name}: {job.error}", style="red", soft_wrap=True)
+    if any(job.state == "failed" for job in jobs):
+        errors.print("to try what failed again: the same command with --retry-failed", style="yellow")
+    return 0 if all(job.state == "finished" for job in jobs) else 1
 
 
-def _job_progress(bar: Progress) -> Callable[[Sequence[Any]], None]:
-    """A bar for all steps of all jobs; a line whenever one ends."""
-    lines: dict[str, Any] = {}
-    ended: set[str] = set()
+# --- report -----------------------------------------------------------------------------------------------------------
 
-    def show(jobs: Sequence[Any]) -> None:
-        if "all" not in lines:
-            done = sum(job.state in ("finished", "diverged") for job in jobs)
-            ended.update(job.run.name for job in jobs if job.state in ("finished", "diverged"))
-            if done:
-                bar.console.print(f"{done} of {len(jobs)} runs were there already")
-            lines["all"] = bar.add_task("all runs", total=sum(job.steps for job in jobs), note="")
-        running = [job.run.name for job in jobs if job.state == "running"]
-        completed = sum(job.steps if job.state in ("finished", "diverged") else job.step for job in jobs)
-        bar.update(lines["all"], completed=completed, note=f"{len(running)} training")
-        for job in jobs:
-            if job.state in ("finished", "diverged", "failed") and job.run.name not in ended:
-                ended.add(job.run.name)
-                bar.console.print(f"{job.state}: {job.run.name}")
+REPORT = """Rebuild the tables, figures and page of experiments from their run folders.
 
-    return show
+An experiment is what `hyla compare` and its like leave in --out: plan.json and runs/. Needs no training and no torch, and
+counts whatever has not finished.
+
+Examples:
+  hyla report runs/compare-logic-quick
+  hyla report results/* --page docs/results.md"""
+
+
+def report_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class ReportFolders:
+        folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")]
+        """Folders of experiments."""
+        page: Path | None = None
+        """Also write one Markdown page about all of them to this file."""
+
+    arguments = _parse(ReportFolders, argv, "hyla report", REPORT)
+    check(len(arguments.folders) > 0, "folders", [], "at least one")
+    if arguments.page is not None:
+        fits = arguments.page.absolute().parent.is_dir() and not arguments.page.is_dir()
+        check(fits, "page", str(arguments.page), "a file in a folder that exists")
+    from hyla.report.build import write_report
+    from hyla.report.published import results_page
+    from hyla.report.tables import rich_table
+
+    for folder in arguments.folders:
+        report = write_report(folder)
+        console.print(rich_table(report.comparison))
+        for path in report.files:
+            console.print(str(path), soft_wrap=True)
+    if arguments.page is not None:
+        text = results_page(arguments.folders, arguments.page.absolute().parent)
+        arguments.page.write_text(text, encoding="utf-8")
+        console.print(str(arguments.page), soft_wrap=True)
+    return 0
 
 
 # --- latents ----------------------------------------------------------------------------------------------------------
@@ -637,6 +751,9 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "resume": (resume_command, "Go on with a run that was interrupted, bit for bit."),
     "evaluate": (evaluate_command, "Measure a run's model on its splits."),
     "compare": (compare_command, "Train mechanisms side by side; table, figure and page of how each generalises."),
+    "reproduce": (reproduce_command, "Run a named experiment of the paper: its rows, grid and seeds."),
+    "sweep": (sweep_command, "Train a grid or random search of your own, from a TOML file."),
+    "report": (report_command, "Rebuild tables, figures and page of experiments from their run folders."),
     "latents": (latents_command, "Read a model's latent codes: probes, projections, what the answer owes to them."),
     "bench": (bench_command, "Measure speed on this machine against a named baseline."),
     "sample": (sample_command, "Show or export examples of a task."),
@@ -691,7 +808,8 @@ def _choose(prog: str, description: str, choices: dict[str, str], argv: list[str
         prog, usage=f"{prog} {metavar} ...", description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("choice", metavar=metavar, choices=list(choices), help="one of")
-    parser.epilog = f"{metavar} is one of\n" + "\n".join(f"  {name:<10} {text}" for name, text in choices.items())
+    width = max(map(len, choices))
+    parser.epilog = f"{metavar} is one of\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in choices.items())
     parser.epilog += f"\n\nMore of each: {prog} {next(iter(choices))} --help"
     if not argv:
         parser.print_help()
@@ -710,7 +828,7 @@ def _task(prog: str, description: str, argv: list[str]) -> tuple[str, list[str]]
 
 def _parse(cls: type, argv: list[str], prog: str, description: str, default: Any = None, config: Any = None) -> Any:
     """Parse argv into a dataclass with tyro; a flag that no setting has is refused with the nearest one."""
-    argv = [_long_name(word) for word in argv]
+    argv = [_long_name(word, following) for word, following in zip(argv, [*argv[1:], ""], strict=False)]
     if config is not None:
         _check_flags(argv, cls, config)
     options: dict[str, Any] = {} if default is None else {"default": default}
@@ -718,8 +836,11 @@ def _parse(cls: type, argv: list[str], prog: str, description: str, default: Any
     return tyro.cli(cls, args=argv, prog=prog, description=description, config=markers, **options)
 
 
-def _long_name(word: str) -> str:
+def _long_name(word: str, following: str) -> str:
+    """A flag as tyro knows it: its full name, and a switch with its value."""
     name, equals, value = word.partition("=")
+    if word.replace("_", "-") in SWITCHES and following not in ("True", "False"):
+        return f"{word}=True"
     return SHORTCUTS.get(name.replace("_", "-"), name) + equals + value
 
 
@@ -727,19 +848,22 @@ def _shortcut_text() -> str:
     return ", ".join(f"{short} for {full}" for short, full in SHORTCUTS.items())
 
 
-def _check_flags(argv: list[str], cls: type, config: Any) -> None:
-    """Refuse a flag (or KEY=VALUE word) whose key does not exist, in the words used for config files."""
-    known = {
-        "": [field.name for field in fields(cls)] + [name.removeprefix("--").replace("-", "_") for name in SHORTCUTS]
-    }
-    known |= {
-        name: [f.name for f in fields(getattr(config, name))] for name in ("task", "model", "optimizer", "training")
-    }
+def _check_flags(argv: list[str], cls: type, config: Any = None) -> None:
+    """Refuse a flag (or KEY=VALUE word) whose key does not exist, in the words used for config files. config: of a command
+    that takes the settings of a run."""
+    known = {"": [field.name for field in fields(cls)]}
+    if config is not None:
+        known[""] += [name.removeprefix("--").replace("-", "_") for name in SHORTCUTS]
+        known |= {
+            name: [f.name for f in fields(getattr(config, name))] for name in ("task", "model", "optimizer", "training")
+        }
     for word in argv:
         path = word.partition("=")[0].removeprefix("--").replace("-", "_")
         section, _, key = path.rpartition(".")
         if word in ("-h", "--help") or not (word.startswith("--") or ("=" in word and section in known and section)):
             continue
+        if config is None and section:
+            raise unknown_key(path, known, "")
         if section not in known:
             raise ConfigError(f"unknown section {section!r} in {word!r}; there are {', '.join(filter(None, known))}")
         if key not in known[section]:

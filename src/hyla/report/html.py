@@ -1,40 +1,56 @@
-"""A comparison as one HTML file that needs nothing else: table, interactive curves, runs, and how to repeat it."""
+"""An experiment as one HTML file that needs nothing else: tables, interactive curves, runs, and how to repeat it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from hyla.errors import MissingExtraError
-from hyla.report import figures, tables
-from hyla.report.tables import Comparison, Row, RunSummary
+from hyla.report import canvas, figures, statistics, tables
+from hyla.report.comparison import Comparison, Row, RunSummary, mean_curve, run_curve, steps_text
+from hyla.report.plan import Setting
 
 
-def write_page(comparison: Comparison, path: Path | str) -> Path:
-    """Write the page to `path`. Put it into the folder of the comparison: its links to the runs are relative to that."""
+def check_plotly() -> None:
+    """Raise MissingExtraError if the page cannot be written here."""
     try:
-        from plotly.offline import get_plotlyjs
+        import plotly.offline  # noqa: F401
     except ImportError:
         raise MissingExtraError("plotly", "report", "writing the HTML page") from None
+
+
+def write_page(comparison: Comparison, path: Path | str, files: Sequence[str] = ()) -> Path:
+    """Write the page to `path`. Put it into the folder of the experiment: its links to the runs and to `files` are
+    relative to that."""
+    check_plotly()
+    from plotly.offline import get_plotlyjs
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(comparison, get_plotlyjs()), encoding="utf-8")
+    path.write_text(page(comparison, get_plotlyjs(), files), encoding="utf-8")
     return path
 
 
-def page(comparison: Comparison, plotly_js: str) -> str:
+def page(comparison: Comparison, plotly_js: str, files: Sequence[str] = ()) -> str:
     """The whole page as text, with `plotly_js` inside it once."""
-    title = escape(comparison.title)
+    title, asked = escape(comparison.title), comparison.plan.figures
     sections = [
-        f'<p class="note">{escape(comparison.budget_note)}</p>' if comparison.budget_note else "",
-        _section("Scores", _score_tables(comparison) + _notes(comparison)) if comparison.rows else "",
+        _warnings(comparison),
+        _section("Scores", _score_tables(comparison) + _every_statistic(comparison)),
+        _section("Heat maps", _heat_maps(comparison)) if "heat_map" in asked else "",
+        _section("Score against size", _scaling(comparison)) if "scaling" in asked else "",
         _section("Learning curves", _curves(comparison)),
+        _section("What was chosen", chosen) if (chosen := _choices(comparison)) else "",
+        _section("How to read the numbers", _notes(comparison)),
         _section("Runs", _runs(comparison)),
-        _section("Repeat it", f"<pre><code>{escape(comparison.command)}</code></pre>" + _environment(comparison)),
+        _section("Repeat it", f"<pre><code>{escape(comparison.plan.command)}</code></pre>" + _environment(comparison)),
+        _section("Files", _files(files)) if files else "",
         _section("Settings", _settings(comparison)),
     ]
     # Nothing may be loaded from anywhere: the policy makes the browser refuse it.
@@ -47,7 +63,7 @@ def page(comparison: Comparison, plotly_js: str) -> str:
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{title}</title>
-<style>{_CSS}</style>
+<style>{_resource("page.css")}</style>
 </head>
 <body>
 <main>
@@ -56,10 +72,14 @@ def page(comparison: Comparison, plotly_js: str) -> str:
 </main>
 <script>{plotly_js}</script>
 <script type="application/json" id="curves-data">{_script_json(_curve_data(comparison))}</script>
-<script>{_JS}</script>
+<script>{_resource("page.js")}</script>
 </body>
 </html>
 """
+
+
+def _resource(name: str) -> str:
+    return resources.files("hyla.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _section(title: str, body: str) -> str:
@@ -67,14 +87,17 @@ def _section(title: str, body: str) -> str:
 
 
 def _header(comparison: Comparison) -> str:
-    states = [run.state for run in comparison.runs]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    seeds = ", ".join(str(seed) for seed in comparison.seeds)
+    plan = comparison.plan
+    counts = ", ".join(f"{count} {state}" for state, count in comparison.states.items())
+    mechanisms = dict.fromkeys(variant.mechanism for variant in plan.variants)
     facts = [
-        ("Mechanisms", ", ".join(comparison.mechanisms)),
-        ("Seeds", seeds),
+        ("Mechanisms", ", ".join(mechanisms)),
+        ("Seeds", ", ".join(str(seed) for seed in comparison.seeds)),
         ("Runs", f"{len(comparison.runs)} ({counts})"),
-        ("Score", tables.metric_label(comparison.metric)),
+        (
+            "Score",
+            f"{tables.metric_label(plan.metric)} on {tables.SPLIT_LABELS.get(plan.reported_split, plan.reported_split)}",
+        ),
     ]
     sizes = [run.num_parameters for run in comparison.runs if run.num_parameters is not None]
     if sizes:
@@ -84,31 +107,72 @@ def _header(comparison: Comparison) -> str:
     if times:
         facts.append(("Training time, all runs", duration(sum(times))))
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    budget = f"{comparison.budget} budget, {tables.steps_text(comparison.steps)}"
-    heading = f"{escape(comparison.task)} <small>{escape(budget)}</small>"
-    return (
-        f'<header><p class="eyebrow">Comparison of attention mechanisms</p><h1>{heading}</h1><dl>{items}</dl></header>'
-    )
+    budget = f"{plan.budget} budget, {steps_text(comparison.steps)}"
+    heading = f"{escape(plan.title)} <small>{escape(budget)}</small>"
+    eyebrow = f"{escape(plan.task)} · {escape(plan.name)}"
+    return f'<header><p class="eyebrow">{eyebrow}</p><h1>{heading}</h1><dl>{items}</dl></header>'
+
+
+def _warnings(comparison: Comparison) -> str:
+    """What a reader must know before the first number."""
+    lost = comparison.lost
+    words = [comparison.plan.budget_note]
+    if comparison.plan.selection == "reported":
+        words.append(tables.selection_note(comparison))
+    if lost:
+        count = f"{sum(lost.values())} of {len(comparison.runs)}"
+        words.append(f"{count} runs have no score: {tables.lost_text(comparison)}.")
+    return "".join(f'<p class="note">{escape(word)}</p>' for word in words if word)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], classes: str = "") -> str:
-    """`head`: (title, CSS class) of each column. Cells are HTML already; the first of each row is its header."""
-    heads = "".join(f'<th scope="col" class="{css}">{title}</th>' for title, css in head)
+@dataclass(frozen=True)
+class Cell:
+    """html: what is shown. value: what it sorts by, the shown text by default."""
+
+    html: str
+    value: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """title: HTML. css: `number` sorts as numbers. first: the order of the first click."""
+
+    title: str
+    css: str = ""
+    first: str = "ascending"
+
+
+def _table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]], label: str, classes: str = "",
+           ids: Sequence[str] = ()) -> str:  # fmt: skip
+    """A table that can be sorted by any column; the first cell of each row is its header."""
+    heads = "".join(
+        f'<th scope="col" class="{column.css}" data-first="{column.first}">{column.title}</th>' for column in columns
+    )
     body = []
-    for row in rows:
-        cells = [f'<td class="{css}">{cell}</td>' for cell, (_, css) in zip(row[1:], head[1:], strict=True)]
-        body.append(f'<tr><th scope="row">{row[0]}</th>{"".join(cells)}</tr>')
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    return f'<div class="scroll {classes}">{table}</div>'
+    for number, row in enumerate(rows):
+        cells = [_cell("td", column, cell) for cell, column in zip(row[1:], columns[1:], strict=True)]
+        anchor = f' id="{ids[number]}"' if ids else ""
+        body.append(f"<tr{anchor}>{_cell('th', columns[0], row[0])}{''.join(cells)}</tr>")
+    table = f'<table class="sortable"><thead><tr>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    return f'<div class="scroll {classes}" role="region" aria-label="{escape(label)}" tabindex="0">{table}</div>'
 
 
-def _swatch(mechanism: str) -> str:
-    colour, dash = figures.style(mechanism)
+def _cell(tag: str, column: Column, cell: str | Cell) -> str:
+    cell = cell if isinstance(cell, Cell) else Cell(cell)
+    scope = ' scope="row"' if tag == "th" else ""
+    css = f' class="{column.css}"' if column.css else ""
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    return f"<{tag}{scope}{css}{value}>{cell.html}</{tag}>"
+
+
+def _swatch(look: tuple[str, str], name: str) -> str:
+    colour, dash = look
     css = {"solid": "solid", "dash": "dashed", "dashdot": "dotted"}[dash]
-    return f'<i class="swatch" style="border-top:3px {css} {colour}"></i><code>{escape(mechanism)}</code>'
+    line = f'<i class="swatch" style="border-top:3px {css} {colour}"></i>'
+    return f'<span class="named">{line}<span>{escape(name)}</span></span>'
 
 
 def _minus(text: str) -> str:
@@ -116,100 +180,239 @@ def _minus(text: str) -> str:
     return escape(text.replace("-", "−"))
 
 
+def _config_link(run: RunSummary) -> str:
+    return escape(quote(f"{run.path}/config.json"))
+
+
+def _run_id(comparison: Comparison, name: str) -> str:
+    """The anchor of a run in the table of runs."""
+    return f"run-{next(place for place, run in enumerate(comparison.runs) if run.name == name)}"
+
+
+def _to_runs(comparison: Comparison, row: Row, html: str) -> str:
+    """`html` as a link to the row's first run."""
+    return f'<a class="run" href="#{_run_id(comparison, row.runs[0])}">{html}</a>' if row.runs else html
+
+
 def _score_tables(comparison: Comparison) -> str:
-    metric, columns = (
-        comparison.metric,
-        tables.reported_columns(comparison.rows),
-    )  # the same in every table: they line up
+    metric = comparison.plan.metric
+    reported = tables.reported_columns(comparison.rows)  # the same in every table: they line up
+    difference = tables.difference_title(comparison)
     blocks = []
     for split in comparison.splits:
         rows = comparison.rows_of(split)
         ceiling = comparison.ceiling(split)
-        head = [("mechanism", "name"), ("mean ± sd", "number"), ("seeds", "seeds")]
-        head += [(f"{escape(source)}<br>{steps:,} steps", "number") for source, steps in columns]
-        head += [("standard error", "number"), ("each seed", "strip")]
-        body = []
-        for row in rows:
-            cells = [_swatch(row.mechanism), _minus(tables.format_mean(metric, row.mean, row.standard_deviation))]
-            cells += [escape(tables.seeds_text(row))]
-            cells += [_minus(tables.reported_cell(metric, row, column)) for column in columns]
-            cells += [_minus(tables.format_score(metric, row.standard_error)), _strip(row, rows, metric)]
-            body.append(cells)
+        columns = [
+            Column("variant", "name"),
+            *(Column(escape(tables.axis_label(a)), "number") for a in comparison.plan.axes),
+        ]
+        columns += [Column("mean ± sd", "number", "descending"), Column("95% interval", "number", "descending")]
+        columns += [Column("each seed", "strip", "descending"), Column("seeds", "seeds")]
+        columns += [Column(_two_lines(difference), "number", "descending")] if difference else []
+        columns += [Column(f"{escape(s)}<br>{n:,} steps", "number", "descending") for s, n in reported]
+        body = [_score_row(comparison, row, rows, reported, difference is not None) for row in rows]
         label = f"<code>{escape(split)}</code>"
         if split in tables.SPLIT_LABELS:
             label = f"{escape(tables.SPLIT_LABELS[split]).capitalize()} {label}"
         unit = escape(tables.metric_label(metric))
         with_ceiling = "" if ceiling is None else f", ceiling {_minus(tables.format_score(metric, ceiling))}"
-        blocks.append(f'<h3>{label}<span class="unit">{unit}{with_ceiling}</span></h3>{_table(head, body, "scores")}')
-    return "".join(blocks)
+        heading = f'{label}<span class="unit">{unit}{with_ceiling}</span>'
+        table = _table(columns, body, f"Scores on {split}", "scores")
+        if split == comparison.plan.reported_split:
+            blocks.append(f"<h3>{heading}</h3>{table}")
+        else:
+            open_ = " open" if len(comparison.variants) <= 4 and split == "train" else ""
+            blocks.append(f"<details{open_}><summary><h3>{heading}</h3></summary>{table}</details>")
+    key = "Each seed: ● one seed (a link to its config), | their mean, — its 95% interval"
+    key += ", ◇ reported" if reported else ""
+    key += ", ┊ ceiling" if any(row.ceiling is not None for row in comparison.rows) else ""
+    return "".join(blocks) + f'<p class="fine">{key}; one scale per table. Click a column’s title to sort by it.</p>'
 
 
-def _strip(row: Row, rows: Sequence[Row], metric: str) -> str:
-    """A small drawing: a dot per seed, a bar at the mean, a diamond per reported figure; one scale for all `rows`."""
-    width, height, edge = 150, 20, 7
-    shown = [value for one in rows for value in one.values if value is not None]
-    shown += [figure.mean for one in rows for figure in one.reported]
-    if not shown:
+def _two_lines(title: str) -> str:
+    """`difference<br>to softmax`, `difference to softmax<br>with the same settings`."""
+    at = " with " if " with " in title else " "
+    first, _, rest = title.partition(at)
+    return f"{escape(first)}<br>{escape(at.lstrip() + rest)}"
+
+
+def _score_row(
+    comparison: Comparison, row: Row, rows: Sequence[Row], reported: Sequence[tuple[str, int]], with_difference: bool
+) -> list[str | Cell]:
+    metric, numbers, axes = comparison.plan.metric, row.summary, comparison.variant(row.variant).axes
+    name = canvas.series(comparison)[row.variant]
+    cells: list[str | Cell] = [_swatch(canvas.styles(comparison)[row.variant], name)]
+    cells += [_axis_cell(axes[axis]) for axis in comparison.plan.axes]
+    mean = _minus(tables.format_mean(metric, numbers.mean, numbers.standard_deviation))
+    mean = f"<strong>{mean}</strong>" if comparison.is_best(row) else mean
+    cells.append(mean if numbers.mean is None else Cell(_to_runs(comparison, row, mean), numbers.mean))
+    low = None if numbers.interval is None else numbers.interval[0]
+    cells.append(Cell(_minus(tables.format_interval(metric, numbers.interval)), low))
+    cells += [Cell(_strip(comparison, row, rows), numbers.mean), escape(tables.seeds_text(row))]
+    if with_difference:
+        cells.append(_difference_cell(metric, row))
+    for column in reported:
+        text, word = tables.reported_cell(metric, row, column)
+        mean_of = next((f.mean for f in row.reported if (f.source, f.steps) == column), None)
+        below = "" if word == "–" else f"<br><small>{escape(_verdict_words(word))}</small>"
+        cells.append(Cell(_minus(text) + below, mean_of))
+    return cells
+
+
+def _axis_cell(value: Setting) -> Cell:
+    number = float(value) if isinstance(value, int | float) else None
+    return Cell(escape(figures.tick_text(value)), number)
+
+
+def _verdict_words(word: str) -> str:
+    return {"covers": "ours covers it", "above": "ours is above", "below": "ours is below"}.get(word, word)
+
+
+def _difference_cell(metric: str, row: Row) -> str | Cell:
+    if row.difference is None:
+        return "–"
+    mean, interval = row.difference.summary.mean, row.difference.summary.interval
+    if mean is None:
+        return "–"
+    sign = "" if mean < 0 else "+"
+    ends = "" if interval is None else f" <small>({_minus(tables.format_interval(metric, interval))})</small>"
+    word = f"<br><small>{escape(tables.difference_word(row.difference))}</small>"
+    return Cell(f"{sign}{_minus(tables.format_score(metric, mean))}{ends}{word}", mean)
+
+
+def _strip(comparison: Comparison, row: Row, rows: Sequence[Row]) -> str:
+    """A small drawing: a dot per seed, a bar at the mean, its interval, a diamond per reported figure, the ceiling; one
+    scale for all `rows`."""
+    width, height, edge, metric = 150, 22, 7, comparison.plan.metric
+    if not any(value is not None for one in rows for value in one.values) and not any(one.reported for one in rows):
         return ""
-    low, high = min(shown), max(shown)
-    scale = (width - 2 * edge) / (high - low) if high > low else 0.0
+    low, high = figures.final_range(comparison, rows, intervals=True)
 
     def place(value: float) -> str:
-        return f"{edge + (value - low) * scale if scale else width / 2:.1f}"
+        share = min(max((value - low) / (high - low), 0.0), 1.0)
+        return f"{edge + share * (width - 2 * edge):.1f}"
 
-    colour, _ = figures.style(row.mechanism)
-    parts = [f'<line class="rule" x1="{edge}" x2="{width - edge}" y1="10" y2="10"/>']
+    colour = canvas.styles(comparison)[row.variant][0]
+    parts = [f'<line class="rule" x1="{edge}" x2="{width - edge}" y1="11" y2="11"/>']
+    if row.ceiling is not None:
+        words = f"ceiling {tables.format_score(metric, row.ceiling)}"
+        x = place(row.ceiling)
+        parts.append(f'<line class="ceiling" x1="{x}" x2="{x}" y1="0" y2="22"><title>{escape(words)}</title></line>')
     for figure in row.reported:
         x, words = place(figure.mean), f"{figure.source}: {tables.format_reported(metric, figure)}"
-        diamond = f'd="M{x} 4l6 6l-6 6l-6-6z" fill="none" stroke="{colour}" stroke-width="1.4"'
+        diamond = f'd="M{x} 5l6 6l-6 6l-6-6z" fill="none" stroke="{colour}" stroke-width="1.4"'
         parts.append(f"<path {diamond}><title>{escape(words)}</title></path>")
-    if row.mean is not None:
-        x = place(row.mean)
-        parts.append(f'<line x1="{x}" x2="{x}" y1="2" y2="18" stroke="{colour}" stroke-width="2"/>')
-    for seed, value in zip(row.seeds, row.values, strict=True):
+    if row.summary.interval is not None:
+        left, right = (place(end) for end in row.summary.interval)
+        line = f'x1="{left}" x2="{right}" y1="11" y2="11" stroke="{colour}" stroke-width="1.6" stroke-opacity="0.55"'
+        words = f"95% interval: {tables.format_interval(metric, row.summary.interval)}"
+        parts.append(f"<line {line}><title>{escape(words)}</title></line>")
+    if row.summary.mean is not None:
+        x = place(row.summary.mean)
+        parts.append(f'<line x1="{x}" x2="{x}" y1="3" y2="19" stroke="{colour}" stroke-width="2"/>')
+    runs = {run.name: run for run in comparison.runs}
+    for seed, name, value in zip(row.seeds, row.runs, row.values, strict=True):
         if value is not None:
-            words = f"seed {seed}: {tables.format_score(metric, value)}"
-            dot = f'cx="{place(value)}" cy="10" r="3.4" fill="{colour}" fill-opacity="0.75"'
-            parts.append(f"<circle {dot}><title>{escape(words)}</title></circle>")
-    label = f'role="img" aria-label="{escape(row.mechanism)}: values of each seed"'
+            words = escape(f"seed {seed}: {tables.format_score(metric, value)}")
+            dot = f'cx="{place(value)}" cy="11" r="3.4" fill="{colour}" fill-opacity="0.75"'
+            link = f'href="{_config_link(runs[name])}" aria-label="{words}"'
+            parts.append(f"<a {link}><circle {dot}><title>{words}</title></circle></a>")
+    label = f'role="group" aria-label="{escape(row.variant)}: values of each seed"'
     return f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" {label}>{"".join(parts)}</svg>'
 
 
+def _every_statistic(comparison: Comparison) -> str:
+    """All statistics of all rows, each seed's number linking to its run's config."""
+    metric, runs = comparison.plan.metric, {run.name: run for run in comparison.runs}
+    columns = [
+        Column("variant", "name"),
+        Column("split"),
+        Column("n", "number"),
+        Column("mean", "number", "descending"),
+    ]
+    columns += [Column("standard<br>deviation", "number"), Column("standard<br>error", "number")]
+    columns += [Column("95% interval,<br>Student’s t", "number"), Column("95% interval,<br>bootstrap", "number")]
+    columns += [Column("steps", "number"), Column("each seed")]
+    body: list[list[str | Cell]] = []
+    for row in comparison.rows:
+        n = row.summary
+        numbers = [(n.mean, n.mean), (n.standard_deviation, n.standard_deviation), (n.standard_error, n.standard_error)]
+        cells: list[str | Cell] = [escape(row.variant), f"<code>{escape(row.split)}</code>", str(n.count)]
+        cells += [Cell(_minus(tables.format_score(metric, shown)), value) for shown, value in numbers]
+        cells += [Cell(_minus(tables.format_interval(metric, ends)), ends[0] if ends else None)
+                  for ends in (n.interval, n.bootstrap)]  # fmt: skip
+        cells.append(Cell("–" if row.steps is None else " to ".join(f"{step:,}" for step in dict.fromkeys(row.steps)),
+                          None if row.steps is None else row.steps[0]))  # fmt: skip
+        links = [
+            f'<a class="run" href="{_config_link(runs[name])}" title="seed {seed}">'
+            f"{_minus(tables.format_score(metric, value))}</a>"
+            if value is not None
+            else f"<small>{escape(runs[name].state)}</small>"
+            for seed, name, value in zip(row.seeds, row.runs, row.values, strict=True)
+        ]
+        body.append([*cells, ", ".join(links) or "–"])
+    table = _table(columns, body, "Every statistic")
+    return f"<details><summary>Every statistic, with each seed’s number and its run’s config</summary>{table}</details>"
+
+
+def _choices(comparison: Comparison) -> str:
+    cells = tables.choice_cells(comparison)
+    if cells is None:
+        return ""
+    columns = [Column(escape(title), "number" if number else "") for title, number in cells.head]
+    columns[-1] = Column("chosen")
+    body = [[f"<strong>{escape(cell)}</strong>" if place in cells.bold and i in (1, 4) else _minus(cell) if i == 2
+             else escape(cell) for i, cell in enumerate(row)] for place, row in enumerate(cells.rows)]  # fmt: skip
+    note = f"<p>{escape(tables.selection_note(comparison))}</p>"
+    if len(body) <= 12:
+        return note + _table(columns, body, "What was chosen")
+    return f"{note}<details><summary>All {len(body)} settings</summary>{_table(columns, body, 'What was chosen')}</details>"
+
+
 def _notes(comparison: Comparison) -> str:
-    sentences = tables.notes(comparison)[1 if comparison.budget_note else 0 :]
-    key = "Each seed: ● one seed, | their mean"
-    if any(row.reported for row in comparison.rows):
-        key += ", ◇ reported"
-    items = [*sentences, f"{key}; one scale per table."]
-    return f'<ul class="fine">{"".join(f"<li>{escape(sentence)}</li>" for sentence in items)}</ul>'
+    sentences = [*tables.notes(comparison)[1 if comparison.plan.budget_note else 0 :], statistics.BOOTSTRAP]
+    return f'<ul class="fine">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
 
 
 def _runs(comparison: Comparison) -> str:
-    metric, splits = comparison.metric, comparison.splits
-    head = [("run", ""), ("state", ""), ("seed", "number"), ("steps", "number"), ("time", "number")]
-    head += [(f"<code>{escape(split)}</code>", "number") for split in splits]
-    head += [("config", "")]
+    shown = {name for row in comparison.rows for name in row.runs}
+    chosen = [run for run in comparison.runs if run.name in shown]
+    others = [run for run in comparison.runs if run.name not in shown]
+    unit = escape(tables.metric_label(comparison.plan.metric))
+    text = f'<p class="fine">Scores: {unit} at the end, each a link to its run’s config; – for a run without one.</p>'
+    text += _runs_table(comparison, chosen, "Runs") if chosen else ""
+    if others:
+        table = _runs_table(comparison, others, "Other runs")
+        text += f"<details><summary>Runs of settings that are not shown above: {len(others)}</summary>{table}</details>"
+    return text
+
+
+def _runs_table(comparison: Comparison, runs: Sequence[RunSummary], label: str) -> str:
+    metric, splits = comparison.plan.metric, comparison.splits
+    columns = [
+        Column("run"),
+        Column("state"),
+        Column("seed", "number"),
+        Column("steps", "number"),
+        Column("time", "number"),
+    ]
+    columns += [Column(f"<code>{escape(split)}</code>", "number", "descending") for split in splits]
+    columns += [Column("files")]
     body = []
-    for run in comparison.runs:
-        link = quote(f"{run.path}/config.json")
+    for run in runs:
+        link = _config_link(run)
         state = f"{run.state}: {run.reason}" if run.reason else run.state
-        cells = [_swatch_named(run), f'<span class="state {_state_class(run.state)}">{escape(state)}</span>']
-        cells += [str(run.seed), f"{run.steps:,}", duration(run.wall_seconds)]
-        cells += [_minus(tables.format_score(metric, run.scores.get(split))) for split in splits]
-        body.append([*cells, f'<a href="{escape(link)}">config.json</a>'])
-    unit = escape(tables.metric_label(metric))
-    return f'<p class="fine">Scores: {unit} at the end; – for a run that diverged or is unfinished.</p>' + _table(
-        head, body
-    )
-
-
-def _state_class(state: str) -> str:
-    return state if state in ("finished", "diverged", "unfinished") else "other"
-
-
-def _swatch_named(run: RunSummary) -> str:
-    colour, _ = figures.style(run.mechanism)
-    return f'<i class="dot" style="background:{colour}"></i>{escape(run.name)}'
+        css = run.state if run.state in ("finished", "diverged", "failed") else "other"
+        dot = f'<i class="dot" style="background:{figures.style(run.mechanism)[0]}"></i>'
+        cells: list[str | Cell] = [f"{dot}{escape(run.name)}", f'<span class="state {css}">{escape(state)}</span>']
+        cells += [str(run.seed), Cell(f"{run.steps:,}", run.steps), Cell(duration(run.wall_seconds), run.wall_seconds)]
+        for split in splits:
+            value = run.scores.get(split)
+            text = _minus(tables.format_score(metric, value))
+            cells.append("–" if value is None else Cell(f'<a class="run" href="{link}">{text}</a>', value))
+        there = run.state != "not started"
+        body.append([*cells, f'<a href="{link}">config.json</a>' if there else "–"])
+    return _table(columns, body, label, ids=[_run_id(comparison, run.name) for run in runs])
 
 
 def duration(seconds: float | None) -> str:
@@ -222,6 +425,11 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _files(files: Sequence[str]) -> str:
+    items = "".join(f'<li><a href="{escape(quote(file))}">{escape(file)}</a></li>' for file in files)
+    return f'<ul class="files">{items}</ul>'
 
 
 def _environment(comparison: Comparison) -> str:
@@ -251,41 +459,145 @@ def _definitions(found: dict[str, tuple[Any, ...]]) -> str:
     return f'<dl class="settings">{"".join(items)}</dl>'
 
 
+# --- heat maps and scaling --------------------------------------------------------------------------------------------
+
+
+def _heat_maps(comparison: Comparison) -> str:
+    maps, metric = figures.heat_maps(comparison), comparison.plan.metric
+    low, high = figures.shade_range(comparison)
+    blocks = []
+    for title, rows in maps.cells.items():
+        across = escape(tables.axis_label(maps.x))
+        heads = "".join(f'<th scope="col">{escape(figures.tick_text(value))}</th>' for value in maps.x_values)
+        body = []
+        for value, line in reversed(list(zip(maps.y_values, rows, strict=True))):
+            cells = [_heat_cell(comparison, row, metric, low, high) for row in line]
+            body.append(f'<tr><th scope="row">{escape(figures.tick_text(value))}</th>{"".join(cells)}</tr>')
+        corner = f'<th class="axis">{escape(tables.axis_label(maps.y))} ↓<br>{across} →</th>'
+        blocks.append(
+            f"<table><caption>{escape(title)}</caption><thead><tr>{corner}{heads}</tr></thead>"
+            f"<tbody>{''.join(body)}</tbody></table>"
+        )
+    split = comparison.plan.reported_split
+    words = f"{tables.metric_label(metric)} on {tables.SPLIT_LABELS.get(split, split)}, mean over seeds"
+    note = f'<p class="fine">{escape(words)}; each links to its runs. Hatched: no result. †: not all seeds.</p>'
+    return f'<div class="maps">{"".join(blocks)}</div>{note}'
+
+
+def _heat_cell(comparison: Comparison, row: Row | None, metric: str, low: float, high: float) -> str:
+    mean = None if row is None else row.summary.mean
+    if row is None or mean is None:
+        return f'<td class="empty" title="{escape("not planned" if row is None else tables.seeds_text(row))}">–</td>'
+    share = (mean - low) / (high - low)
+    red, green, blue = (round(255 * part) for part in figures.shade(share))
+    style = f"background:rgb({red},{green},{blue});color:{'#fff' if share > 0.5 else '#1b2026'}"
+    text = _minus(tables.format_score(metric, mean)) + ("†" if row.lost else "")
+    title = escape(f"{row.variant}: {tables.format_mean(metric, mean, row.summary.standard_deviation)}, "
+                   f"seeds {tables.seeds_text(row)}")  # fmt: skip
+    return f'<td style="{style}" title="{title}">{_to_runs(comparison, row, text)}</td>'
+
+
+def _scaling(comparison: Comparison) -> str:
+    looks, names = canvas.styles(comparison), canvas.series(comparison)
+    legend = dict.fromkeys(_swatch(looks[variant], name) for variant, name in names.items())
+    plots = "".join(f'<figure id="line-{i}" class="plot"></figure>' for i in range(len(comparison.plan.axes)))
+    words = "Small dots: seeds. Lines: their means, along one axis with all other settings the same."
+    if comparison.ceiling(comparison.plan.reported_split) is not None:
+        words += " Dotted: the ideal observer’s ceiling."
+    return f'<p>{" &nbsp; ".join(legend)}</p><div id="lines">{plots}</div><p class="fine">{words}</p>'
+
+
+def _line_data(comparison: Comparison, unit: float) -> dict[str, Any]:
+    plan, split = comparison.plan, comparison.plan.reported_split
+    if "scaling" not in plan.figures:
+        return {}
+    looks, panels = canvas.styles(comparison), []
+    for axis in plan.axes:
+        values = figures.axis_values(comparison, axis)
+        numbers = figures.axis_numbers(values)
+        lines = []
+        for rows in figures.scaling_lines(comparison, axis):
+            at = [(numbers[values.index(comparison.variant(row.variant).axes[axis])], row) for row in rows]
+            means = [(x, row) for x, row in at if row.summary.mean is not None]
+            seeds = [(x, row.variant, seed, value) for x, row in at
+                     for seed, value in zip(row.seeds, row.values, strict=True) if value is not None]  # fmt: skip
+            colour, dash = looks[rows[0].variant]
+            lines.append(
+                {
+                    "colour": colour,
+                    "dash": dash,
+                    "x": [x for x, _ in means],
+                    "y": _shown([row.summary.mean or 0.0 for _, row in means], unit),
+                    "text": [f"<b>{escape(row.variant)}</b>, mean of {row.summary.count}" for _, row in means],
+                    "seed_x": [x for x, _, _, _ in seeds],
+                    "seed_y": _shown([value for _, _, _, value in seeds], unit),
+                    "seed_text": [f"<b>{escape(name)}</b>, seed {seed}" for _, name, seed, _ in seeds],
+                }
+            )
+        panels.append(
+            {
+                "axis": escape(tables.axis_label(axis)),
+                "kind": "log" if figures.is_logarithmic(values) else "linear",
+                "values": numbers,
+                "ticks": [escape(figures.tick_text(value)) for value in values],
+                "lines": lines,
+            }
+        )
+    low, high = figures.final_range(comparison, comparison.rows_of(split), intervals=False)
+    ceiling = comparison.ceiling(split)
+    return {
+        "lines": panels,
+        "line_range": [unit * low, unit * high],
+        "line_label": escape(tables.metric_label(plan.metric)),
+        "line_ceiling": None if ceiling is None else unit * ceiling,
+    }
+
+
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
 def _curves(comparison: Comparison) -> str:
-    if not comparison.splits:
+    if not any(run.curve for run in comparison.runs):
         return "<p>No evaluation has been logged yet.</p>"
     first = figures.panel_splits(comparison)
     splits = [
         f'<button type="button" data-split="{i}" aria-pressed="{str(split in first).lower()}">{escape(split)}</button>'
         for i, split in enumerate(comparison.splits)
     ]
-    mechanisms = [
-        f'<button type="button" data-mechanism="{i}" aria-pressed="true">{_swatch(mechanism)}</button>'
-        for i, mechanism in enumerate(comparison.mechanisms)
+    looks, names = canvas.styles(comparison), canvas.series(comparison)
+    swatches = list(dict.fromkeys(_swatch(looks[variant], name) for variant, name in names.items()))
+    lines = [
+        f'<button type="button" data-series="{i}" aria-pressed="true">{swatch}</button>'
+        for i, swatch in enumerate(swatches)
     ]
-    finished = [run.mechanism for run in comparison.runs if run.state == "finished"]
-    several = any(finished.count(mechanism) > 1 for mechanism in finished)
-    few = str(len(comparison.mechanisms) <= 4).lower()  # many single lines of many mechanisms hide each other
+    groups = comparison.groups
+    choice = ""
+    if len(groups) > 1:
+        options = "".join(
+            f'<option value="{i}">{escape(figures.group_text(comparison, group))}</option>'
+            for i, group in enumerate(groups)
+        )
+        choice = f'<div><label for="group"><span>Setting</span></label><select id="group">{options}</select></div>'
+    several = any(mean_curve(comparison, name, comparison.splits[0]).num_runs > 1 for name in comparison.variants)
+    few = str(len(swatches) <= 4).lower()  # many single lines of many variants hide each other
     seeds = f'<button type="button" id="seeds" aria-pressed="{few}">single seeds</button>' if several else ""
     plots = "".join(f'<figure id="plot-{i}" class="plot" hidden></figure>' for i in range(len(splits)))
     caption = escape(figures.caption(comparison).replace("Thin lines: single seeds.", ""))
     if several:
         caption += " Thin lines: single seeds."
-    return f"""<div class="controls"><div role="group" aria-label="splits"><span>Split</span>{"".join(splits)}</div>
-<div role="group" aria-label="mechanisms"><span>Mechanism</span>{"".join(mechanisms)}{seeds}</div></div>
+    return f"""<div class="controls"><div role="group" aria-label="splits"><span>Split</span>{"".join(splits)}</div>{choice}
+<div role="group" aria-label="lines"><span>Lines</span>{"".join(lines)}{seeds}</div></div>
 <noscript><p class="fine">The curves need JavaScript; the tables do not.</p></noscript>
 <div id="plots">{plots}</div><p class="fine">{caption} Drag to zoom in, double-click for the whole.</p>"""
 
 
 def _curve_data(comparison: Comparison) -> dict[str, Any]:
     """All that the script draws, in the units shown."""
-    metric, shared = comparison.metric, figures.panel_splits(comparison)
+    metric, shared = comparison.plan.metric, figures.panel_splits(comparison)
     unit = 100.0 if metric == "accuracy" else 1.0
+    drawn = any(run.curve for run in comparison.runs)
     splits = []
-    for split in comparison.splits:
+    for split in comparison.splits if drawn else ():
         low, high, cut, above = figures.score_axis(comparison, shared if split in shared else [split])
         ceiling = comparison.ceiling(split)
         splits.append(
@@ -296,251 +608,62 @@ def _curve_data(comparison: Comparison) -> dict[str, Any]:
                 "ceiling": None if ceiling is None else unit * ceiling,
                 "ceiling_in_view": ceiling is not None and ceiling <= high,
                 "above": _above(comparison, split, high) if above else "",
-                "mechanisms": [_mechanism_data(comparison, name, split, unit) for name in comparison.mechanisms],
+                "variants": [_variant_data(comparison, name, split, unit) for name in comparison.variants],
             }
         )
     last = max([step for run in comparison.runs for step, _ in run.curve] or [1]) or 1
     label = {"r2": "R²", "accuracy": "accuracy"}.get(metric, metric)
-    return {"splits": splits, "last": last, "label": escape(label), "percent": metric == "accuracy"}
+    data = {"splits": splits, "last": last, "label": escape(label), "percent": metric == "accuracy"}
+    return data | _line_data(comparison, unit)
 
 
 def _above(comparison: Comparison, split: str, high: float) -> str:
     rows, ceiling = comparison.rows_of(split), comparison.ceiling(split)
     words = []
     if ceiling is not None and ceiling > high:
-        words.append(f"ceiling {tables.format_score(comparison.metric, ceiling)}")
+        words.append(f"ceiling {tables.format_score(comparison.plan.metric, ceiling)}")
     if any(figure.mean > high for row in rows for figure in row.reported):
         words.append("reported figures")
     return f"above the axis: {', '.join(words)}" if words else ""
 
 
-def _mechanism_data(comparison: Comparison, mechanism: str, split: str, unit: float) -> dict[str, Any]:
-    colour, dash = figures.style(mechanism)
-    mean = tables.mean_curve(comparison, mechanism, split)
-    runs = [run for run in comparison.runs if run.mechanism == mechanism]
+def _variant_data(comparison: Comparison, name: str, split: str, unit: float) -> dict[str, Any]:
+    (colour, dash), names = canvas.styles(comparison)[name], canvas.series(comparison)
+    mean, group = mean_curve(comparison, name, split), comparison.group(name)
+    beside = sum(comparison.group(other) == group for other in comparison.variants)
     single = []
-    for run in runs:
-        steps, values = tables.run_curve(run, split)
-        name = escape(f"seed {run.seed}" if run.state == "finished" else f"seed {run.seed}, {run.state}")
-        scaled = [unit * value for value in values]
-        single.append({"name": name, "finished": run.state == "finished", "x": steps, "y": scaled})
+    for run in comparison.runs_of(name):
+        steps, values = run_curve(run, split)
+        label = escape(f"seed {run.seed}" if run.state == "finished" else f"seed {run.seed}, {run.state}")
+        single.append({"name": label, "finished": run.state == "finished", "x": steps, "y": _shown(values, unit)})
     return {
-        "name": escape(mechanism),
+        "name": escape(name),
+        "series": list(dict.fromkeys(names.values())).index(names[name]),
+        "group": comparison.groups.index(group),
         "colour": colour,
         "dash": dash,
         "runs": mean.num_runs,
         "x": mean.steps,
-        "y": [unit * value for value in mean.mean],
-        "low": [unit * value for value in mean.low],
-        "high": [unit * value for value in mean.high],
-        "band": mean.num_runs >= figures.MIN_BAND_RUNS,
+        "y": _shown(mean.mean, unit),
+        "low": _shown(mean.low, unit),
+        "high": _shown(mean.high, unit),
+        "band": mean.num_runs >= figures.MIN_BAND_RUNS and beside <= figures.MAX_SPREAD_LINES,
         "seeds": single,
         "reported": [
             {
                 "y": unit * figure.mean,
-                "text": _minus(f"{figure.source}: {tables.format_reported(comparison.metric, figure)}")
+                "text": _minus(f"{figure.source}: {tables.format_reported(comparison.plan.metric, figure)}")
                 + f"<br>{figure.steps:,} steps",
             }
-            for figure in comparison.row(mechanism, split).reported
+            for figure in comparison.row(name, split).reported
         ],
     }
+
+
+def _shown(values: Sequence[float], unit: float) -> list[float]:
+    return [round(unit * value, 6) for value in values]
 
 
 def _script_json(data: Any) -> str:
     """JSON that cannot end the script element it stands in."""
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-_CSS = """
-:root { --ink: #1b2026; --soft: #5a636e; --line: #dfe3e8; --paper: #ffffff; --panel: #f6f7f9; --accent: #0a6f8f;
-  --note-edge: #c98500; --note: #fff7e3; --good: #1a7f4b; --bad: #b3261e; --wait: #8a6100; --grid: #e6e9ed;
-  --shade: #00000026; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ed; --soft: #9aa4b0; --line: #2d333b; --paper: #15181d; --panel: #1d2127; --accent: #5cc3e3;
-    --note-edge: #d9a031; --note: #2a2415; --good: #58c98b; --bad: #ff8a80; --wait: #e2b84e; --grid: #2a3038;
-    --shade: #ffffff33; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); 
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; -webkit-text-size-adjust: 100%; }
-main { max-width: 1080px; margin: 0 auto; padding: 36px 24px 64px; }
-h1 { font-size: 30px; line-height: 1.2; margin: 0 0 18px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h1 small { font-size: 18px; font-weight: 400; color: var(--soft); margin-left: 8px; letter-spacing: 0; }
-h2 { font-size: 19px; margin: 44px 0 12px; padding-top: 14px; border-top: 1px solid var(--line); }
-h3 { font-size: 15px; margin: 24px 0 6px; display: flex; flex-wrap: wrap; gap: 2px 10px; align-items: baseline; }
-h3 code { font-weight: 400; color: var(--soft); }
-h3 .unit { margin-left: auto; font-weight: 400; color: var(--soft); font-size: 14px; }
-.eyebrow { margin: 0 0 4px; color: var(--accent); font-size: 13px; font-weight: 600; }
-code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.92em; }
-dl { margin: 0; display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 12px 28px; }
-dt { color: var(--soft); font-size: 13px; }
-dd { margin: 0; overflow-wrap: anywhere; }
-dl.settings { grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 4px 28px; font-size: 14px; }
-dl.settings div { display: flex; justify-content: space-between; gap: 12px; padding: 3px 0;
-  border-bottom: 1px solid var(--line); }
-dl.settings dd { text-align: right; }
-.note { margin: 26px 0 0; padding: 14px 18px; background: var(--note); border-left: 4px solid var(--note-edge);
-  border-radius: 4px; font-size: 16px; }
-.fine { color: var(--soft); font-size: 13px; }
-ul.fine { padding-left: 18px; margin: 16px 0 0; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 14px 7px 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 500; font-size: 13px; vertical-align: bottom; line-height: 1.3; }
-tbody th { font-weight: 400; }
-.number { text-align: right; }
-th:last-child, td:last-child { padding-right: 2px; }
-.scores th.strip, .scores td.strip { padding-left: 14px; }
-.scores td.seeds { white-space: normal; line-height: 1.25; }
-td.strip { padding-top: 0; padding-bottom: 0; line-height: 0; }
-.rule { stroke: var(--line); stroke-width: 1; }
-.swatch { display: inline-block; width: 22px; height: 0; vertical-align: middle; margin: 0 8px 2px 0; }
-.dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 8px; }
-.state::before { content: ""; display: inline-block; width: 8px; height: 8px; margin-right: 7px; background: currentColor; }
-.finished { color: var(--good); } .finished::before { border-radius: 50%; }
-.diverged { color: var(--bad); } .diverged::before { transform: rotate(45deg); }
-.unfinished, .other { color: var(--wait); }
-a { color: var(--accent); }
-pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 12px 14px;
-  white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 18px; }
-details summary { cursor: pointer; color: var(--accent); }
-.controls { display: grid; gap: 8px; margin-bottom: 10px; }
-.controls > div { display: flex; flex-wrap: wrap; gap: 6px; align-items: center; }
-.controls span { color: var(--soft); font-size: 13px; min-width: 82px; }
-button { font: inherit; font-size: 13px; padding: 5px 11px; min-height: 32px; border-radius: 16px; cursor: pointer;
-  color: var(--ink); border: 1px solid var(--line); background: var(--panel); }
-button[aria-pressed="false"] { background: none; color: var(--soft); border-style: dashed; }
-button[aria-pressed="false"] .swatch { opacity: 0.3; }
-button:focus-visible, a:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-#plots { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 14px; }
-.plot { margin: 0; height: 380px; min-width: 0; }
-.plot[hidden] { display: none; }
-.plot:only-of-type, #plots.one .plot { grid-column: 1 / -1; }
-@media (min-width: 761px) {
-  .scores table { table-layout: fixed; }
-  .scores th { width: 12%; } .scores th.name { width: 21%; } .scores th.seeds { width: 14%; }
-  .scores th.strip { width: 172px; } }
-@media (max-width: 760px) {
-  .scroll { background: linear-gradient(270deg, var(--paper) 40%, transparent) 100% 0 / 40px 100% no-repeat local,
-    linear-gradient(270deg, var(--shade), transparent) 100% 0 / 14px 100% no-repeat scroll; }
-  main { padding: 22px 16px 48px; }
-  h1 { font-size: 25px; } h1 small { display: block; margin: 4px 0 0; font-size: 16px; }
-  dl { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 10px 18px; }
-  dl.settings { grid-template-columns: minmax(0, 1fr); }
-  #plots { grid-template-columns: minmax(0, 1fr); }
-  .plot { height: 320px; }
-  .controls span { min-width: 100%; }
-  h3 .unit { margin-left: 0; width: 100%; }
-  tbody th, thead th:first-child { position: sticky; left: 0; background: var(--paper); padding-right: 12px; }
-  th .swatch { width: 14px; }
-}
-@media print { .controls, details { display: none; } main { max-width: none; } section { break-inside: avoid; } }
-"""
-
-_JS = """
-(function () {
-  "use strict";
-  const data = JSON.parse(document.getElementById("curves-data").textContent);
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const coarse = window.matchMedia("(pointer: coarse)").matches;
-  const pressed = (button) => button.getAttribute("aria-pressed") === "true";
-  const splitButtons = [...document.querySelectorAll("[data-split]")];
-  const mechanismButtons = [...document.querySelectorAll("[data-mechanism]")];
-  const seedsButton = document.getElementById("seeds");
-  const number = data.percent ? ".1f" : ".3f";
-  const value = "step %{x:,}<br>" + data.label + " %{y:" + number + "}" + (data.percent ? " %" : "");
-
-  function faded(colour, alpha) {
-    const part = (at) => parseInt(colour.slice(at, at + 2), 16);
-    return "rgba(" + part(1) + "," + part(3) + "," + part(5) + "," + alpha + ")";
-  }
-
-  function traces(split) {
-    const list = [];
-    split.mechanisms.forEach((m, i) => {
-      if (!pressed(mechanismButtons[i])) return;
-      const line = (extra) => Object.assign({ type: "scatter", mode: "lines", showlegend: false, name: m.name }, extra);
-      if (m.band) {
-        const edge = { width: 0, color: m.colour };
-        list.push(line({ x: m.x, y: m.low, line: edge, hoverinfo: "skip" }));
-        list.push(line({ x: m.x, y: m.high, line: edge, hoverinfo: "skip", fill: "tonexty",
-          fillcolor: faded(m.colour, 0.16) }));
-      }
-      m.seeds.forEach((seed) => {
-        if (seed.finished && (m.runs < 2 || !pressed(seedsButton))) return;
-        const hover = "<b>" + m.name + "</b>, " + seed.name + "<br>" + value + "<extra></extra>";
-        list.push(line({ x: seed.x, y: seed.y, hovertemplate: hover,
-          line: { color: faded(m.colour, seed.finished ? 0.5 : 0.9), width: 1, dash: seed.finished ? "solid" : "dot" } }));
-        if (!seed.finished && seed.x.length) {
-          list.push(line({ x: seed.x.slice(-1), y: seed.y.slice(-1), mode: "markers", hovertemplate: hover,
-            marker: { symbol: "x-thin", size: 9, line: { color: m.colour, width: 2 } } }));
-        }
-      });
-      if (m.x.length) {
-        const who = m.runs > 1 ? ", mean of " + m.runs + " seeds" : "";
-        const range = m.runs > 1 ? "<br>%{customdata[0]:" + number + "} to %{customdata[1]:" + number + "}" : "";
-        list.push(line({ x: m.x, y: m.y, mode: m.x.length > 1 ? "lines" : "markers",
-          customdata: m.low.map((low, k) => [low, m.high[k]]), line: { color: m.colour, width: 2.6, dash: m.dash },
-          marker: { color: m.colour, size: 7 }, hovertemplate: "<b>" + m.name + "</b>" + who + "<br>" + value + range +
-          "<extra></extra>" }));
-      }
-      m.reported.forEach((r) => list.push(line({ x: [data.last * 0.955, data.last * 1.03], y: [r.y, r.y],
-        cliponaxis: false, line: { color: m.colour, width: 2, dash: "3px,2px" },
-        hovertemplate: "<b>" + m.name + "</b><br>" + r.text + "<extra></extra>" })));
-    });
-    return list;
-  }
-
-  function layout(split) {
-    const css = getComputedStyle(document.documentElement);
-    const colour = (name) => css.getPropertyValue("--" + name).trim();
-    const axis = { color: colour("soft"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false,
-      automargin: true, tickfont: { size: 12 } };
-    const shapes = [], annotations = [];
-    if (split.ceiling_in_view) {
-      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: split.ceiling, y1: split.ceiling,
-        line: { color: colour("soft"), width: 1.2, dash: "dot" } });
-      annotations.push({ xref: "paper", x: 0, xanchor: "left", y: split.ceiling, yanchor: "bottom", showarrow: false,
-        text: "ceiling " + split.ceiling.toFixed(data.percent ? 1 : 3), font: { size: 11, color: colour("soft") } });
-    }
-    if (split.above) {
-      annotations.push({ xref: "paper", yref: "paper", x: 1, xanchor: "right", y: 1, yanchor: "top", showarrow: false,
-        text: split.above, font: { size: 11, color: colour("soft") } });
-    }
-    return {
-      title: { text: split.title, x: 0, xref: "paper", xanchor: "left", y: 0.985, yanchor: "top",
-        font: { size: 14, color: colour("ink") } },
-      font: { family: getComputedStyle(document.body).fontFamily, color: colour("ink") },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      margin: { l: 52, r: 18, t: 34, b: 44 }, hovermode: "closest", dragmode: coarse ? false : "zoom",
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("accent") },
-      hoverlabel: { bgcolor: colour("panel"), bordercolor: colour("line"), font: { color: colour("ink"), size: 13 } },
-      xaxis: Object.assign({ range: [0, data.last * 1.035], title: { text: "training steps", standoff: 8 }, nticks: 6,
-        tickformat: ",d", showgrid: false, showline: true }, axis),
-      yaxis: Object.assign({ range: split.range, title: { text: split.axis, standoff: 6 }, nticks: 7 }, axis),
-      shapes: shapes, annotations: annotations, uirevision: "keep",
-    };
-  }
-
-  function draw() {
-    const shown = splitButtons.filter(pressed).length;
-    document.getElementById("plots").classList.toggle("one", shown === 1);
-    data.splits.forEach((split, i) => {
-      const place = document.getElementById("plot-" + i);
-      place.hidden = !pressed(splitButtons[i]);
-      if (place.hidden) return;
-      Plotly.react(place, traces(split), layout(split), { responsive: true, displaylogo: false,
-        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], displayModeBar: coarse ? false : "hover" });
-      Plotly.Plots.resize(place);
-    });
-  }
-
-  [...splitButtons, ...mechanismButtons, seedsButton].filter(Boolean).forEach((button) => {
-    button.addEventListener("click", () => {
-      button.setAttribute("aria-pressed", String(!pressed(button)));
-      draw();
-    });
-  });
-  dark.addEventListener("change", draw);
-  draw();
-})();
-"""

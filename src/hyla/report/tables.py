@@ -1,440 +1,30 @@
-"""The table of a comparison: what each mechanism scored on each split, over seeds, beside what was reported.
-
-`summarise` reads run folders into a :class:`Comparison`, plain data that `comparison.json` keeps; everything else in
-`hyla.report` starts from it, so that tables and figures can be made again without the runs, and without torch.
-"""
+"""A comparison's tables: for the terminal, as Markdown, LaTeX (booktabs) and CSV; and the words and numbers they share."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
-import os
-import shlex
-import statistics
-import tomllib
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from importlib import resources
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hyla.errors import RunError
-from hyla.runs import Run, read_json, write_json
+from hyla.report.comparison import Comparison, Difference, Row, steps_text
+from hyla.report.plan import Setting
+from hyla.report.reported import Reported
+from hyla.report.statistics import METHOD, Interval, verdict
 
-COMPARISON = "comparison.json"
-HEADLINES = {"logic": "r2", "sraven": "accuracy"}
 SPLIT_LABELS = {
     "held_out": "held-out combinations",
     "train": "trained combinations",
-    "validation": "combinations kept for validation",
+    "validation": "validation combinations",
     "unseen_terms": "unseen terms",
 }
-SPREAD_NOTE = (
-    "Ours: mean ± standard deviation over the seeds that finished (n − 1 in the denominator); "
-    "– where fewer than two did."
-)
-
-
-@dataclass(frozen=True)
-class Reported:
-    """A figure that others report for a mechanism and split.
-
-    spread: None where none was given; spread_kind says what it is. note: where the figures of this source come from;
-    caveat: what is uncertain about this one, empty for most.
-    """
-
-    source: str
-    mean: float
-    spread: float | None
-    spread_kind: str
-    steps: int
-    setting: str
-    note: str
-    caveat: str
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One run. `scores` has the headline metric of each split, None where there is no value: a diverged or unfinished
-    run has none. `curve` is ((step, {split: value}), ...), from the lines of `metrics.jsonl` that evaluated splits.
-    `reason` says why a run diverged. `path` is relative to the folder of the comparison."""
-
-    name: str
-    path: str
-    mechanism: str
-    seed: int
-    state: str
-    reason: str | None
-    steps: int
-    wall_seconds: float | None
-    num_parameters: int | None
-    scores: dict[str, float | None]
-    curve: tuple[tuple[int, dict[str, float | None]], ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One mechanism on one split. `seeds` and `values` run over all its runs, with None for a run without a value.
-
-    num_values: n, the runs that finished with a finite score. standard_deviation: over those, n - 1 in the denominator,
-    None where n < 2; standard_error: that over sqrt(n). num_undefined: runs that finished without a finite score.
-    steps: fewest and most steps of the runs that finished. ceiling: the best score that any observer could reach, mean
-    over the runs that state it.
-    """
-
-    mechanism: str
-    split: str
-    seeds: tuple[int, ...]
-    values: tuple[float | None, ...]
-    mean: float | None
-    standard_deviation: float | None
-    standard_error: float | None
-    num_values: int
-    num_diverged: int
-    num_unfinished: int
-    num_undefined: int
-    steps: tuple[int, int] | None
-    reported: tuple[Reported, ...]
-    ceiling: float | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All that the report shows. `settings`: each key of the runs' config, dotted, with its different values."""
-
-    task: str
-    budget: str
-    budget_note: str
-    metric: str
-    command: str
-    settings: dict[str, tuple[Any, ...]]
-    rows: tuple[Row, ...]
-    runs: tuple[RunSummary, ...]
-
-    @property
-    def mechanisms(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(run.mechanism for run in self.runs))
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(row.split for row in self.rows))
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(sorted({run.seed for run in self.runs}))
-
-    @property
-    def steps(self) -> tuple[int, int] | None:
-        """Fewest and most steps among the runs that finished."""
-        return step_range(run for run in self.runs if run.state == "finished")
-
-    @property
-    def title(self) -> str:
-        """Names the budget and its steps, so that a quick comparison is never taken for the paper's."""
-        names = self.mechanisms
-        who = ", ".join(names) if len(names) <= 4 else f"{len(names)} mechanisms"
-        return f"{self.task}: {who} ({self.budget} budget, {steps_text(self.steps)})"
-
-    def rows_of(self, split: str) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.split == split)
-
-    def ceiling(self, split: str) -> float | None:
-        """Mean of the ceilings that the mechanisms' rows state; None where there is none."""
-        found = [row.ceiling for row in self.rows_of(split) if row.ceiling is not None]
-        return statistics.fmean(found) if found else None
-
-    def row(self, mechanism: str, split: str) -> Row:
-        return next(row for row in self.rows if (row.mechanism, row.split) == (mechanism, split))
-
-
-# --- from run folders to a comparison ---------------------------------------------------------------------------------
-
-
-def summarise(
-    runs: Sequence[Run],
-    *,
-    task: str,
-    budget: str,
-    budget_note: str,
-    command: str | None = None,
-    base: Path | str | None = None,
-) -> Comparison:
-    """Read `runs`, one per mechanism and seed, into a :class:`Comparison`.
-
-    Every run is counted, whatever became of it. command: what to type to repeat the comparison (default: `hyla compare`
-    with these mechanisms, seeds and budget). base: the folder the comparison will lie in, to which the runs' paths are
-    written relative (default: DIR for runs in DIR/runs/NAME). Raises :class:`RunError` for no runs, for two runs of one
-    mechanism and seed, and for runs that report different metrics.
-    """
-    if not runs:
-        raise RunError("there are no runs to compare")
-    base = Path(base) if base is not None else runs[0].path.absolute().parent.parent
-    configs = [run.config for run in runs]
-    metric = _headline(runs, task)
-    summaries = tuple(_summarise_run(run, config, metric, base) for run, config in zip(runs, configs, strict=True))
-    seen: dict[tuple[str, int], str] = {}
-    for summary in summaries:
-        key = (summary.mechanism, summary.seed)
-        if key in seen:
-            raise RunError(f"two runs of {key[0]} with seed {key[1]}: {seen[key]} and {summary.path}")
-        seen[key] = summary.path
-
-    mechanisms = list(dict.fromkeys(summary.mechanism for summary in summaries))
-    splits = _splits(summaries)
-    ceilings = [(run.result or {}).get("ceiling") or {} for run in runs]
-    rows = []
-    for split in splits:
-        for mechanism in mechanisms:
-            mine = [i for i, summary in enumerate(summaries) if summary.mechanism == mechanism]
-            rows.append(
-                _row(
-                    [summaries[i] for i in mine], [configs[i] for i in mine], [ceilings[i] for i in mine], split, metric
-                )
-            )
-    if command is None:
-        seeds = ",".join(str(seed) for seed in sorted({summary.seed for summary in summaries}))
-        words = ["hyla", "compare", task, "--mechanisms", ",".join(mechanisms), "--seeds", seeds, "--budget", budget]
-        command = shlex.join(words)
-    return Comparison(task, budget, budget_note, metric, command, _settings(configs), tuple(rows), summaries)
-
-
-def _headline(runs: Sequence[Run], task: str) -> str:
-    found = dict.fromkeys(result["headline"] for run in runs if (result := run.result))
-    if len(found) > 1:
-        raise RunError(f"the runs report different metrics: {', '.join(found)}")
-    if found:
-        return next(iter(found))
-    if task in HEADLINES:
-        return HEADLINES[task]
-    metrics = (name for run in runs for _, splits in _evaluations(run) for split in splits.values() for name in split)
-    return next(metrics, "score")
-
-
-def _evaluations(run: Run) -> list[tuple[int, dict[str, dict[str, float | None]]]]:
-    return [(line["step"], line["splits"]) for line in run.metrics.read() if line.get("splits")]
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _summarise_run(run: Run, config: dict[str, Any], metric: str, base: Path) -> RunSummary:
-    result, evaluations = run.result or {}, _evaluations(run)
-    state = run.state
-    curve = tuple(
-        (step, {split: _number(metrics.get(metric)) for split, metrics in splits.items()})
-        for step, splits in evaluations
-    )
-    finished = state == "finished"
-    splits = dict.fromkeys([*result.get("splits", {}), *(split for _, scores in curve for split in scores)])
-    scores = {s: _number(result.get("splits", {}).get(s, {}).get(metric)) if finished else None for s in splits}
-    lines = run.metrics.read()
-    return RunSummary(
-        name=run.name,
-        path=Path(os.path.relpath(run.path.absolute(), base.absolute())).as_posix(),
-        mechanism=config["model"]["mechanism"],
-        seed=config["seed"],
-        state=state,
-        reason=result.get("reason"),
-        steps=result.get("step", lines[-1]["step"] if lines else 0),
-        wall_seconds=_number(result.get("wall_seconds")),
-        num_parameters=result.get("num_parameters"),
-        scores=scores,
-        curve=curve,
-    )
-
-
-def _splits(summaries: Sequence[RunSummary]) -> list[str]:
-    """Every split that some run has, the held-out one first: it is what the comparison is about."""
-    found = list(dict.fromkeys(split for summary in summaries for split in summary.scores))
-    found = found or ["held_out"]  # nothing was evaluated, because all diverged, say: they are counted all the same
-    first = [split for split in ("held_out", "train") if split in found]
-    return first + [split for split in found if split not in first]
-
-
-def _row(
-    runs: Sequence[RunSummary],
-    configs: Sequence[dict[str, Any]],
-    ceilings: Sequence[dict[str, Any]],
-    split: str,
-    metric: str,
-) -> Row:
-    values = [run.scores.get(split) for run in runs]
-    present = [value for value in values if value is not None]
-    deviation = statistics.stdev(present) if len(present) > 1 else None
-    ceiling = [value for one in ceilings if (value := _number(one.get(split))) is not None]
-    states = [run.state for run in runs]
-    steps = step_range(run for run in runs if run.state == "finished")
-    figures = [reported_figures(c["task"], c["model"], split, metric, steps) for c in configs]
-    return Row(
-        mechanism=runs[0].mechanism,
-        split=split,
-        seeds=tuple(run.seed for run in runs),
-        values=tuple(values),
-        mean=statistics.fmean(present) if present else None,
-        standard_deviation=deviation,
-        standard_error=None if deviation is None else deviation / math.sqrt(len(present)),
-        num_values=len(present),
-        num_diverged=states.count("diverged"),
-        num_unfinished=states.count("unfinished"),
-        num_undefined=states.count("finished") - len(present),
-        steps=steps,
-        reported=figures[0] if all(figure == figures[0] for figure in figures) else (),
-        ceiling=statistics.fmean(ceiling) if ceiling else None,
-    )
-
-
-def _settings(configs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    def flatten(value: Any, key: str) -> Iterable[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for name, item in value.items():
-                yield from flatten(item, f"{key}.{name}" if key else name)
-        else:
-            yield key, value if isinstance(value, str | int | float | bool | None) else str(value)
-
-    settings: dict[str, list[Any]] = {}
-    for config in configs:
-        for key, value in flatten(config, ""):
-            values = settings.setdefault(key, [])
-            if value not in values:
-                values.append(value)
-    return {key: tuple(values) for key, values in settings.items()}
-
-
-def step_range(runs: Iterable[RunSummary]) -> tuple[int, int] | None:
-    """Fewest and most steps of `runs`; None for no runs."""
-    steps = [run.steps for run in runs]
-    return (min(steps), max(steps)) if steps else None
-
-
-# --- what others report -----------------------------------------------------------------------------------------------
-
-
-def reported_figures(
-    task: dict[str, Any], model: dict[str, Any], split: str, metric: str, steps: tuple[int, int] | None
-) -> tuple[Reported, ...]:
-    """The figures of `experiments/reported.toml` for runs with these `task` and `model` sections, on one split.
-
-    A table counts only if the sections agree with every key it names and set none that it wants unset. steps: fewest and
-    most steps of the runs, for tables that hold for one number of steps only.
-    """
-    text = resources.files("hyla").joinpath("experiments/reported.toml").read_text(encoding="utf-8")
-    figures = []
-    for table in tomllib.loads(text)["table"]:
-        mechanism = model.get("mechanism")
-        figure = table["splits"].get(split, {}).get(mechanism)
-        wanted = [(task, table["task"]), (model, table["model"])]
-        agrees = all(mine.get(key) == value for mine, theirs in wanted for key, value in theirs.items())
-        agrees = agrees and all(model.get(key) is None for key in table["model_unset"])
-        at_these_steps = not table["steps_must_agree"] or steps == (table["steps"], table["steps"])
-        if figure is None or metric != table["metric"] or not agrees or not at_these_steps:
-            continue
-        mean, spread = (*figure, None)[:2]
-        scale = table["divide_by"]
-        figures.append(
-            Reported(
-                source=table["source"],
-                mean=round(mean / scale, 6),
-                spread=None if spread is None else round(spread / scale, 6),
-                spread_kind=table["spread"],
-                steps=table["steps"],
-                setting=table["setting"],
-                note=table["note"],
-                caveat=table.get("caveats", {}).get(mechanism, ""),
-            )
-        )
-    return tuple(figures)
-
-
-# --- comparison.json --------------------------------------------------------------------------------------------------
-
-
-def write_comparison(folder: Path | str, comparison: Comparison) -> Path:
-    """Write `comparison.json` into `folder`, which is made if needed."""
-    path = Path(folder) / COMPARISON
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, to_json(comparison))
-    return path
-
-
-def read_comparison(folder: Path | str) -> Comparison:
-    """The comparison kept in `folder`; :class:`RunError` where there is none or it is damaged."""
-    path = Path(folder) / COMPARISON
-    data = read_json(path)
-    try:
-        return from_json(data)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise RunError(f"{path} is not a comparison: {type(error).__name__}: {error}") from None
-
-
-def to_json(comparison: Comparison) -> dict[str, Any]:
-    """`comparison` as plain dicts and lists."""
-    return asdict(comparison)
-
-
-def from_json(data: dict[str, Any]) -> Comparison:
-    """The inverse of :func:`to_json`."""
-    rows = [
-        {
-            **row,
-            "seeds": tuple(row["seeds"]),
-            "values": tuple(row["values"]),
-            "steps": None if row["steps"] is None else tuple(row["steps"]),
-            "reported": tuple(Reported(**figure) for figure in row["reported"]),
-        }
-        for row in data["rows"]
-    ]
-    runs = [{**run, "curve": tuple((step, scores) for step, scores in run["curve"])} for run in data["runs"]]
-    return Comparison(
-        **{
-            **data,
-            "settings": {key: tuple(values) for key, values in data["settings"].items()},
-            "rows": tuple(Row(**row) for row in rows),
-            "runs": tuple(RunSummary(**run) for run in runs),
-        }
-    )
-
-
-# --- curves -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MeanCurve:
-    """Mean over the finished runs of a mechanism at the steps where each has a value, with least and greatest."""
-
-    steps: tuple[int, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    num_runs: int
-
-
-def run_curve(run: RunSummary, split: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one run on one split, without the steps that have no finite value."""
-    points = [(step, value) for step, scores in run.curve if (value := scores.get(split)) is not None]
-    return [step for step, _ in points], [value for _, value in points]
-
-
-def mean_curve(comparison: Comparison, mechanism: str, split: str) -> MeanCurve:
-    """See :class:`MeanCurve`. Diverged and unfinished runs are left out: they would bend the mean where they end."""
-    finished = [run for run in comparison.runs if run.mechanism == mechanism and run.state == "finished"]
-    curves = [dict(zip(*run_curve(run, split), strict=True)) for run in finished]
-    curves = [curve for curve in curves if curve]
-    steps = tuple(sorted(set.intersection(*(set(curve) for curve in curves)))) if curves else ()
-    values = [[curve[step] for curve in curves] for step in steps]
-    return MeanCurve(
-        steps,
-        tuple(statistics.fmean(at_step) for at_step in values),
-        tuple(min(at_step) for at_step in values),
-        tuple(max(at_step) for at_step in values),
-        len(curves),
-    )
-
+OPTIMISTIC = "chosen on the reported split: optimistic"
 
 # --- words and numbers ------------------------------------------------------------------------------------------------
 
@@ -458,6 +48,27 @@ def format_mean(metric: str, mean: float | None, spread: float | None) -> str:
     return "–" if mean is None else f"{format_score(metric, mean)} ± {format_score(metric, spread)}"
 
 
+def format_interval(metric: str, interval: Interval | None) -> str:
+    """`low to high`, or an en dash."""
+    return "–" if interval is None else " to ".join(format_score(metric, end) for end in interval)
+
+
+def format_difference(metric: str, difference: Difference | None) -> str:
+    """`+mean (low to high)`, or an en dash."""
+    if difference is None or difference.summary.mean is None:
+        return "–"
+    mean = format_score(metric, difference.summary.mean)
+    mean = mean if difference.summary.mean < 0 else f"+{mean}"
+    interval = difference.summary.interval
+    return mean if interval is None else f"{mean} ({format_interval(metric, interval)})"
+
+
+def difference_word(difference: Difference) -> str:
+    """Whether the interval of a paired difference leaves its sign open."""
+    words = {"covers": "not distinguishable", "above": "higher", "below": "lower", "too few seeds": "too few seeds"}
+    return words[verdict(difference.summary.interval, 0.0)]
+
+
 def format_reported(metric: str, figure: Reported) -> str:
     """A reported figure, without ± where no spread was given, with * where there is a caveat."""
     text = format_score(metric, figure.mean)
@@ -466,18 +77,36 @@ def format_reported(metric: str, figure: Reported) -> str:
     return f"{text} *" if figure.caveat else text
 
 
-def steps_text(steps: tuple[int, int] | None) -> str:
-    """`600 steps`, or `300 to 600 steps`, or `no run finished`."""
-    if steps is None:
-        return "no run finished"
-    return f"{steps[0]:,} steps" if steps[0] == steps[1] else f"{steps[0]:,} to {steps[1]:,} steps"
-
-
 def seeds_text(row: Row) -> str:
     """`3`, or `1 of 3 (1 diverged, 1 unfinished)`: how many runs the mean is over, and what became of the others."""
-    lost = {"diverged": row.num_diverged, "unfinished": row.num_unfinished, "not finite": row.num_undefined}
-    named = ", ".join(f"{number} {name}" for name, number in lost.items() if number)
-    return f"{row.num_values} of {len(row.seeds)} ({named})" if named else str(row.num_values)
+    named = ", ".join(f"{number} {state}" for state, number in row.lost.items())
+    total = row.summary.count + sum(row.lost.values())
+    return f"{row.summary.count} of {total} ({named})" if named else str(row.summary.count)
+
+
+def lost_text(comparison: Comparison) -> str:
+    """`1 diverged, 2 not started`: the runs without a score; empty where all have one."""
+    return ", ".join(f"{count} {state}" for state, count in comparison.lost.items())
+
+
+def split_label(split: str) -> str:
+    """`held_out (held-out combinations)`: the split's name and what it holds."""
+    return f"{split} ({SPLIT_LABELS[split]})" if split in SPLIT_LABELS else split
+
+
+def settings_text(settings: dict[str, Setting]) -> str:
+    """`lr 0.001, weight_decay 0.1`: keys without their section."""
+    return ", ".join(f"{key.rpartition('.')[2]} {setting_text(value)}" for key, value in settings.items()) or "–"
+
+
+def setting_text(value: Setting) -> str:
+    """A setting as read by people: `none`, `0.7`, `32`, `hyla`."""
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def axis_label(axis: str) -> str:
+    """The name of an axis for people: `held_out_fraction` as `held-out fraction`, `task.num_points` as `points`."""
+    return axis.rpartition(".")[2].removeprefix("num_").replace("held_out", "held-out").replace("_", " ")
 
 
 def reported_columns(rows: Iterable[Row]) -> list[tuple[str, int]]:
@@ -485,19 +114,48 @@ def reported_columns(rows: Iterable[Row]) -> list[tuple[str, int]]:
     return list(dict.fromkeys((figure.source, figure.steps) for row in rows for figure in row.reported))
 
 
-def reported_cell(metric: str, row: Row, column: tuple[str, int]) -> str:
-    """What `row` shows in a column of :func:`reported_columns`."""
-    figures = [figure for figure in row.reported if (figure.source, figure.steps) == column]
-    return format_reported(metric, figures[0]) if figures else "–"
+def reported_cell(metric: str, row: Row, column: tuple[str, int]) -> tuple[str, str]:
+    """What `row` shows in a column of :func:`reported_columns`, and where our interval lies seen from it."""
+    for figure, word in zip(row.reported, row.verdicts, strict=True):
+        if (figure.source, figure.steps) == column:
+            return format_reported(metric, figure), word
+    return "–", "–"
+
+
+def difference_title(comparison: Comparison) -> str | None:
+    """`difference to softmax`; None where there is nothing to compare with."""
+    others = dict.fromkeys(row.difference.to for row in comparison.rows if row.difference is not None)
+    if not others:
+        return None
+    if len(others) == 1:
+        return f"difference to {next(iter(others))}"
+    return f"difference to {comparison.variant(comparison.plan.baseline or '').mechanism} with the same settings"
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """The sentences that belong under the table: what this budget can show, what ± means, where figures come from."""
-    sentences = [comparison.budget_note, SPREAD_NOTE]
+    """The sentences that belong under the table: what this budget can show, how settings were chosen, how intervals are
+    made, where figures come from."""
+    plan = comparison.plan
+    sentences = [plan.budget_note, selection_note(comparison)]
+    sentences += [f"{choice.variant}: {choice.note}." for choice in comparison.choices if choice.note]
+    sentences.append(f"Mean ± standard deviation over the seeds that finished (n − 1 in the denominator). {METHOD}")
+    if any(len([name for name in comparison.variants if comparison.group(name) == group]) > 1
+           for group in comparison.groups):  # fmt: skip
+        best = any(comparison.is_best(row) for row in comparison.rows)
+        marked = "Bold: its interval lies above that of every other row it compares with."
+        sentences.append(marked if best else "No row is marked as best: no interval lies above all others.")
     figures = [figure for row in comparison.rows for figure in row.reported]
+    if figures:
+        sentences.append(
+            "Beside a reported figure: whether our interval covers it, or lies above or below it. The spread of the "
+            "figure itself is not taken into account."
+        )
     for source, steps in reported_columns(comparison.rows):
         if comparison.steps and comparison.steps != (steps, steps):
-            sentences.append(f"{source} trained for {steps:,} steps, these runs for {steps_text(comparison.steps)}.")
+            sentences.append(
+                f"{source} trained for {steps:,} steps, these runs for {steps_text(comparison.steps)}: the figures are "
+                "a goal, not a check."
+            )
     sentences += dict.fromkeys(f"{figure.note} Setting: {figure.setting}." for figure in figures)
     sentences += dict.fromkeys(f"* {figure.caveat}" for figure in figures if figure.caveat)
     if any(row.ceiling is not None for row in comparison.rows):
@@ -507,80 +165,264 @@ def notes(comparison: Comparison) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-# --- the table in several forms ---------------------------------------------------------------------------------------
+def selection_note(comparison: Comparison) -> str:
+    """How one candidate of each variant was chosen; empty where there was nothing to choose."""
+    plan = comparison.plan
+    keys = dict.fromkeys(
+        key for v in plan.variants if len(v.candidates) > 1 for c in v.candidates for key in c.settings
+    )
+    if plan.selection == "none" or not keys:
+        return ""
+    what = f"Settings ({', '.join(keys)}) of each row were"
+    if plan.selection == "reported":
+        return f"{what} {OPTIMISTIC}."
+    return f"{what} chosen by the validation split: combinations that are never trained on and in no reported split."
 
 
-def split_label(split: str) -> str:
-    """`held_out (held-out combinations)`: the split's name and what it holds."""
-    return f"{split} ({SPLIT_LABELS[split]})" if split in SPLIT_LABELS else split
+# --- the score table, in cells ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table as plain text: (title, whether its cells are numbers) of each column, rows of cells, the rows in bold."""
+
+    title: str
+    head: list[tuple[str, bool]]
+    rows: list[list[str]]
+    bold: set[int]
+
+
+def score_cells(comparison: Comparison, split: str) -> Cells:
+    """One row per variant on `split`."""
+    metric, rows = comparison.plan.metric, comparison.rows_of(split)
+    columns, difference = reported_columns(rows), difference_title(comparison)
+    head = [("variant", False), ("mean ± sd", True), ("95% interval", True), ("seeds", False)]
+    head += [(f"{difference} (95% interval)", True)] if difference else []
+    for source, steps in columns:
+        head += [(f"{source}, {steps:,} steps", True), (f"our interval and {source}", False)]
+    ceiling = comparison.ceiling(split)
+    label = f"{split_label(split)}: {metric_label(metric)}"
+    label += "" if ceiling is None else f"; ceiling {format_score(metric, ceiling)}"
+    cells = []
+    for row in rows:
+        numbers = row.summary
+        line = [row.variant, format_mean(metric, numbers.mean, numbers.standard_deviation)]
+        line += [format_interval(metric, numbers.interval), seeds_text(row)]
+        line += [format_difference(metric, row.difference)] if difference else []
+        for column in columns:
+            line += reported_cell(metric, row, column)
+        cells.append(line)
+    return Cells(label, head, cells, {place for place, row in enumerate(rows) if comparison.is_best(row)})
+
+
+def choice_cells(comparison: Comparison) -> Cells | None:
+    """What was chosen: one row per candidate of the variants that have several; None where nothing was chosen."""
+    plan, rows, bold = comparison.plan, [], set()
+    for choice in comparison.choices:
+        if len(choice.candidates) == 1:
+            continue
+        for place, candidate in enumerate(choice.candidates):
+            numbers = candidate.summary
+            chosen = choice.note or "chosen" if place == choice.selected else ""
+            bold |= {len(rows)} if chosen else set()
+            mean = format_mean(plan.metric, numbers.mean, numbers.standard_deviation)
+            finished = f"{numbers.count} of {len(candidate.values)}"
+            rows.append([choice.variant, settings_text(candidate.settings), mean, finished, chosen])
+    if not rows:
+        return None
+    split = "validation" if plan.selection == "validation" else plan.reported_split
+    label = OPTIMISTIC if plan.selection == "reported" else f"by {split_label(split)}"
+    head = [("variant", False), ("settings", False), (f"{metric_label(plan.metric)} on {split}, mean ± sd", True)]
+    return Cells(f"What was chosen ({label})", [*head, ("seeds", True), ("", False)], rows, bold)
+
+
+# --- the terminal -----------------------------------------------------------------------------------------------------
 
 
 def rich_table(comparison: Comparison) -> Group:
-    """The table for the terminal: one block per split, the notes underneath. Needs 80 columns."""
-    metric = comparison.metric
+    """The table for the terminal: one block per split, differences and notes underneath. Needs 80 columns."""
+    metric = comparison.plan.metric
     parts: list[Text | Table] = [Text(comparison.title, style="bold"), Text()]
     for split in comparison.splits:
-        rows = comparison.rows_of(split)
-        columns, ceiling = reported_columns(rows), comparison.ceiling(split)
-        with_ceiling = "" if ceiling is None else f"; ceiling {format_score(metric, ceiling)}"
-        parts.append(Text(f"{split_label(split)}: {metric_label(metric)}{with_ceiling}", style="underline"))
+        cells, rows = score_cells(comparison, split), comparison.rows_of(split)
+        columns = reported_columns(rows)
+        parts.append(Text(cells.title, style="underline"))
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("mechanism", overflow="fold")
+        table.add_column("variant", overflow="fold")
         table.add_column("mean ± sd", justify="right", no_wrap=True)
+        table.add_column("95% interval", justify="right", no_wrap=True)
         table.add_column("seeds", overflow="fold")
         for source, steps in columns:
             table.add_column(Text(f"{source},\n{steps:,} steps"), justify="right", no_wrap=True)
-        for row in rows:
-            reported = [Text(reported_cell(metric, row, column)) for column in columns]
-            mean = Text(format_mean(metric, row.mean, row.standard_deviation))
-            table.add_row(Text(row.mechanism), mean, Text(seeds_text(row)), *reported)
+        for place, row in enumerate(rows):
+            reported = [Text("\n".join(dict.fromkeys(reported_cell(metric, row, column)))) for column in columns]
+            line = [Text(cell) for cell in cells.rows[place][:4]]
+            table.add_row(*line, *reported, style="bold" if place in cells.bold else None)
         parts += [table, Text()]
+    parts += _difference_lines(comparison)
     parts += [Text(sentence, style="dim" if number else "") for number, sentence in enumerate(notes(comparison))]
     return Group(*parts)
 
 
+def _difference_lines(comparison: Comparison) -> list[Text | Table]:
+    """The paired differences on the split that the experiment is about."""
+    title, split = difference_title(comparison), comparison.plan.reported_split
+    if title is None:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=False)
+    for row in comparison.rows_of(split):
+        if row.difference is not None:
+            text = format_difference(comparison.plan.metric, row.difference)
+            table.add_row(Text(row.variant), Text(text), Text(difference_word(row.difference)))
+    return [Text(f"{split}, {title}, seed by seed (95% interval)", style="underline"), table, Text()]
+
+
+# --- Markdown, LaTeX, CSV ---------------------------------------------------------------------------------------------
+
+
+def plain_markdown(text: str) -> str:
+    """`text` as it is, in Markdown."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
+    text = "".join(f"\\{letter}" if letter in "\\`*[]|" else letter for letter in text)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\_", text)  # between letters it is no emphasis
+
+
+def markdown_table(cells: Cells) -> list[str]:
+    """The lines of a table in GitHub's Markdown."""
+    lines = ["| " + " | ".join(plain_markdown(title) for title, _ in cells.head) + " |"]
+    lines.append("|" + "|".join("--:" if number else ":--" for _, number in cells.head) + "|")
+    for place, row in enumerate(cells.rows):
+        words = [plain_markdown(cell.replace("-", "−") if number else cell)
+                 for cell, (_, number) in zip(row, cells.head, strict=True)]  # fmt: skip
+        words = [f"**{word}**" if place in cells.bold and word and i < 2 else word for i, word in enumerate(words)]
+        lines.append("| " + " | ".join(words) + " |")
+    return lines
+
+
 def to_markdown(comparison: Comparison) -> str:
-    """The table and its notes in GitHub's Markdown."""
-
-    def plain(text: str) -> str:
-        text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
-        return "".join(f"\\{letter}" if letter in "\\`*[]|" else letter for letter in text)
-
-    metric, columns = comparison.metric, reported_columns(comparison.rows)
-    with_ceiling = any(row.ceiling is not None for row in comparison.rows)
-    head = ["split", "mechanism", f"{metric_label(metric)}, mean ± sd", "standard error", "seeds"]
-    head += [f"{source}, {steps:,} steps" for source, steps in columns] + ["ceiling"] * with_ceiling
-    lines = [f"# {plain(comparison.title)}", "", "| " + " | ".join(head) + " |"]
-    lines.append("|" + "|".join([":--", ":--", "--:", "--:", ":--", *["--:"] * (len(head) - 5)]) + "|")
-    for row in comparison.rows:
-        cells = [row.split, row.mechanism, format_mean(metric, row.mean, row.standard_deviation)]
-        cells += [format_score(metric, row.standard_error), seeds_text(row)]
-        cells += [reported_cell(metric, row, column) for column in columns]
-        cells += [format_score(metric, row.ceiling)] * with_ceiling
-        lines.append("| " + " | ".join(plain(cell) for cell in cells) + " |")
-    lines += ["", *(line for sentence in notes(comparison) for line in (plain(sentence), ""))]
-    return "\n".join([*lines, "```", comparison.command, "```", ""])
+    """The tables and their notes in GitHub's Markdown."""
+    lines = [f"# {plain_markdown(comparison.title)}", ""]
+    tables = [score_cells(comparison, split) for split in comparison.splits]
+    for cells in [*tables, *filter(None, [choice_cells(comparison)])]:
+        lines += [f"## {plain_markdown(cells.title)}", "", *markdown_table(cells), ""]
+    lines += [line for sentence in notes(comparison) for line in (plain_markdown(sentence), "")]
+    return "\n".join([*lines, "```", comparison.plan.command, "```", ""])
 
 
-def to_csv(comparison: Comparison) -> str:
-    """One line per run and split, unrounded, with the reported figures and the ceiling beside it."""
-    columns = reported_columns(comparison.rows)
-    head = ["task", "budget", "split", "metric", "mechanism", "seed", "state", "value", "steps", "wall_seconds"]
-    head += ["num_parameters", "run", "path", "ceiling"]
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "<": r"$<$", ">": r"$>$", "|": r"$|$", '"': "''",
+    "±": r"$\pm$", "−": "$-$", "–": "--", "²": "$^2$", "×": r"$\times$", "’": "'", "‘": "`", "“": "``", "”": "''",
+}  # fmt: skip
+
+
+def plain_latex(text: str) -> str:
+    """`text` as it is, in LaTeX. What pdflatex has no letter for becomes a question mark."""
+    letters = (_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+    return "".join(letter if letter.isprintable() and ord(letter[0]) < 256 else "?" for letter in letters)
+
+
+def latex_table(cells: Cells, label: str) -> list[str]:
+    """The lines of a `table` with booktabs rules (\\usepackage{booktabs})."""
+    columns = "".join("r" if number else "l" for _, number in cells.head)
+    lines = [r"\begin{table}", r"\centering\small", rf"\caption{{{plain_latex(cells.title)}}}"]
+    lines += [rf"\label{{tab:{label}}}", rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule"]
+    lines += [" & ".join(plain_latex(title) for title, _ in cells.head) + r" \\", r"\midrule"]
+    for place, row in enumerate(cells.rows):
+        words = [plain_latex(cell.replace("-", "−") if number else cell)
+                 for cell, (_, number) in zip(row, cells.head, strict=True)]  # fmt: skip
+        if place in cells.bold:
+            words[:2] = [rf"\textbf{{{word}}}" for word in words[:2]]
+        lines.append(" & ".join(words) + r" \\")
+    return [*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+
+
+def to_latex(comparison: Comparison) -> str:
+    """The tables as `table` environments, the notes as a comment on top and a paragraph in the end."""
+    name = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in comparison.plan.name)
+    lines = [r"% \usepackage{booktabs}", f"% made by: {' '.join(comparison.plan.command.split())}", ""]
+    title = plain_latex(comparison.title)
+    for split in comparison.splits:
+        cells = score_cells(comparison, split)
+        lines += latex_table(Cells(f"{comparison.title}. {cells.title}", cells.head, cells.rows, cells.bold),
+                             f"{name}-{split.replace('_', '-')}")  # fmt: skip
+    if (chosen := choice_cells(comparison)) is not None:
+        lines += latex_table(chosen, f"{name}-chosen")
+    words = " ".join(plain_latex(sentence) for sentence in notes(comparison))
+    return "\n".join([*lines, rf"\noindent{{\footnotesize \textbf{{{title}.}} {words}\par}}", ""])
+
+
+def scores_csv(comparison: Comparison) -> str:
+    """One line per variant and split, unrounded, with every statistic."""
+    plan, columns = comparison.plan, reported_columns(comparison.rows)
+    head = ["experiment", "task", "budget", "selection", "split", "metric", "variant", "mechanism", *plan.axes]
+    head += ["settings", "n", "mean", "standard_deviation", "standard_error", "interval_low", "interval_high"]
+    head += ["bootstrap_low", "bootstrap_high", "lost", "min_steps", "max_steps", "ceiling", "difference_to"]
+    head += ["difference_n", "difference_mean", "difference_low", "difference_high"]
     for source, _ in columns:
-        name = source.lower().replace(" ", "_")
-        head += [f"{name}_mean", f"{name}_spread", f"{name}_spread_kind", f"{name}_steps"]
+        name = _column_name(source)
+        head += [f"{name}_mean", f"{name}_spread", f"{name}_spread_kind", f"{name}_steps", f"{name}_verdict"]
+    chosen = {choice.variant: choice for choice in comparison.choices}
+    lines = []
+    for row in comparison.rows:
+        choice, numbers = chosen[row.variant], row.summary
+        settings = "" if choice.selected is None else settings_text(choice.candidates[choice.selected].settings)
+        line: list[Any] = [plan.name, plan.task, plan.budget, plan.selection, row.split, plan.metric, row.variant]
+        line += [row.mechanism, *(comparison.variant(row.variant).axes[axis] for axis in plan.axes), settings]
+        line += [numbers.count, numbers.mean, numbers.standard_deviation, numbers.standard_error]
+        line += [*(numbers.interval or (None, None)), *(numbers.bootstrap or (None, None))]
+        line += ["; ".join(f"{number} {state}" for state, number in row.lost.items()), *(row.steps or (None, None))]
+        line.append(row.ceiling)
+        if row.difference is None:
+            line += [None] * 5
+        else:
+            ours = row.difference.summary
+            line += [row.difference.to, ours.count, ours.mean, *(ours.interval or (None, None))]
+        line += _reported_values(row, columns)
+        lines.append(line)
+    return _csv(head, lines)
+
+
+def runs_csv(comparison: Comparison) -> str:
+    """One line per run of any candidate, variant and split, unrounded."""
+    plan = comparison.plan
+    head = ["experiment", "task", "budget", "split", "metric", "variant", "mechanism", *plan.axes, "settings", "chosen"]
+    head += ["seed", "state", "value", "steps", "wall_seconds", "num_parameters", "run", "path", "reason"]
+    runs = {run.name: run for run in comparison.runs}
+    lines = []
+    for split in comparison.splits:
+        for variant, choice in zip(plan.variants, comparison.choices, strict=True):
+            for place, candidate in enumerate(variant.candidates):
+                for seed, name in candidate.runs.items():
+                    run = runs[name]
+                    line: list[Any] = [plan.name, plan.task, plan.budget, split, plan.metric, variant.name]
+                    line += [variant.mechanism, *(variant.axes[axis] for axis in plan.axes)]
+                    line += [settings_text(candidate.settings), int(place == choice.selected), seed, run.state]
+                    line += [run.scores.get(split), run.steps, run.wall_seconds, run.num_parameters, name, run.path]
+                    lines.append([*line, run.reason])
+    return _csv(head, lines)
+
+
+def _reported_values(row: Row, columns: Sequence[tuple[str, int]]) -> list[Any]:
+    line: list[Any] = []
+    for column in columns:
+        pairs = zip(row.reported, row.verdicts, strict=True)
+        found = next(((f, word) for f, word in pairs if (f.source, f.steps) == column), None)
+        if found is None:
+            line += [None] * 5
+        else:
+            figure, word = found
+            line += [figure.mean, figure.spread, figure.spread_kind, figure.steps, word]
+    return line
+
+
+def _column_name(source: str) -> str:
+    return source.lower().replace(" ", "_")
+
+
+def _csv(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)
-    for split in comparison.splits:
-        for run in comparison.runs:
-            row = comparison.row(run.mechanism, split)
-            line: list[Any] = [comparison.task, comparison.budget, split, comparison.metric, run.mechanism, run.seed]
-            line += [run.state, run.scores.get(split), run.steps, run.wall_seconds, run.num_parameters]
-            line += [run.name, run.path, row.ceiling]
-            for column in columns:
-                figure = next((f for f in row.reported if (f.source, f.steps) == column), None)
-                line += [figure.mean, figure.spread, figure.spread_kind, figure.steps] if figure else [None] * 4
-            writer.writerow(line)
+    writer.writerows(lines)
     return file.getvalue()

@@ -1,0 +1,112 @@
+"""What runs cost: seconds and memory, from what runs here have measured, else from a table.
+
+The table was measured on two CPU cores with one thread per run and both cores busy (`docs/experiments.md`); elsewhere it
+is a guess until the first run has logged its speed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hyla.attention import MECHANISMS
+from hyla.tasks.fuzzy_logic import LogicConfig
+from hyla.training.config import TrainConfig, preset_paper
+
+STEP_SECONDS = {"logic": 0.045, "sraven": 0.160}  # at the paper's sizes, softmax attention and HYLA alike
+EXPONENTS = {"tokens": 0.8, "width": 1.5, "layers": 0.9, "batch": 0.9}  # of the seconds in each size, relative to those
+MIXTURE_FACTOR = 6.0  # a mixture of experts computes every expert for every token
+DEEP_FACTOR = 3.0  # of value networks with more than two layers
+FORWARD_SHARE = 1 / 3  # of a training step's time: an evaluated sequence has no backward pass
+START_SECONDS = 5.0  # a process that imports torch, builds its model and ends
+
+BASE_GIB = 0.31  # of a process with torch and no model
+BYTES_PER_TOKEN = 80  # of activations, for each layer and unit of width
+
+
+def num_tokens(config: TrainConfig) -> int:
+    """Length of a sequence."""
+    task = config.task
+    return task.num_points if isinstance(task, LogicConfig) else task.num_rows * task.num_columns * task.num_features
+
+
+def size_of(config: TrainConfig) -> Any:
+    """What speed and memory depend on: runs of one size differ in seed, split and hyperparameters only."""
+    task = replace(config.task, split_seed=0, validation_fraction=0.0)
+    return task, config.model, config.training.batch_size, config.training.precision, config.training.device
+
+
+def step_seconds(config: TrainConfig) -> float:
+    """Seconds of a training step by the table."""
+    base = preset_paper(config.task_name)
+    seconds = STEP_SECONDS[config.task_name]
+    for name, now, then in (
+        ("tokens", num_tokens(config), num_tokens(base)),
+        ("width", config.model.embed_dim, base.model.embed_dim),
+        ("layers", config.model.num_layers, base.model.num_layers),
+        ("batch", config.training.batch_size, base.training.batch_size),
+    ):
+        seconds *= (now / then) ** EXPONENTS[name]
+    model = config.model
+    depth = model.depth or MECHANISMS[model.mechanism].value_network.depth
+    return seconds * (MIXTURE_FACTOR if model.mlp == "mixture" else 1) * (DEEP_FACTOR if depth > 2 else 1)
+
+
+def work(config: TrainConfig, step: int = 0) -> float:
+    """What is left of a run after `step`, in training steps, its evaluations counted as the steps they take as long as."""
+    loop = config.training
+    splits = 4 if config.task.validation_fraction else 3
+    in_steps = splits * FORWARD_SHARE / loop.batch_size  # an evaluated sequence of every split
+    evaluations = max(0, (loop.steps - 1) // loop.eval_every - step // loop.eval_every)
+    return loop.steps - step + in_steps * (evaluations * loop.eval_samples + loop.final_eval_samples)
+
+
+def peak_gib(config: TrainConfig) -> float:
+    """Memory of a run's process by the table, in GiB; somewhat too high rather than too low."""
+    model = config.model
+    experts = model.num_experts if model.mlp == "mixture" else 1
+    tokens = config.training.batch_size * num_tokens(config)
+    activations = tokens * model.num_layers * model.embed_dim * BYTES_PER_TOKEN * (3 if experts > 1 else 1)
+    weights = model.num_layers * model.embed_dim * 2 * (model.mlp_dim * experts + model.qk_dim + model.v_dim)
+    return BASE_GIB + (activations + 16 * weights) / 2**30  # 16 bytes: weight, gradient and two moments
+
+
+def seconds_left(runs: Sequence[tuple[TrainConfig, int | None, float | None]], at_a_time: int) -> float:
+    """Seconds until all of `runs` have ended, `at_a_time` together.
+
+    runs: (config, step, steps per second); step None for one that has ended, speed None where none was measured. A run
+    goes at the measured speed of its size, else at the table's, corrected by what other runs of its task have measured.
+    """
+    measured: dict[Any, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    for config, _, speed in runs:
+        if speed:
+            measured.setdefault(size_of(config), []).append(1 / speed)
+            ratios.setdefault(config.task_name, []).append(1 / speed / step_seconds(config))
+    left = []
+    for config, step, _ in runs:
+        if step is None:
+            continue
+        known = measured.get(size_of(config))
+        if known:
+            seconds = statistics.median(known)
+        else:
+            seconds = step_seconds(config) * statistics.median(ratios.get(config.task_name, [1.0]))
+        left.append(START_SECONDS + seconds * work(config, step))
+    return max(max(left), sum(left) / at_a_time) if left else 0.0
+
+
+def duration(seconds: float) -> str:
+    """A length of time in words: `40 s`, `12 min`, `3 h 20 min`, `5 days 3 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} days {hours} h"
