@@ -299,7 +299,7 @@ class EngineFlags:
     """Stop at the first run that fails."""
 
 
-SWITCHES = ("--dry-run", "--retry-failed", "--fail-fast")
+SWITCHES = ("--dry-run", "--retry-failed", "--fail-fast", "--reference")
 
 
 def compare_command(argv: list[str]) -> int:

@@ -153,3 +153,11 @@ def test_latents_of_sraven_are_the_headlines_runs():
     logic = made("logic-latents").runs[0].config
     assert (logic.task.num_points, logic.task.held_out_fraction, logic.seed) == (96, 0.5, 2024)
     assert logic.task.split_seed == "official-2024"
+
+
+def test_one_setting_of_budget_paper_is_part_of_the_whole_grid():
+    """What `--grid first` has trained is not trained again when the grid is."""
+    first, full = (logic_headline(Request("paper", grid=grid)) for grid in ("first", "full"))
+    assert {run.name for run in first.runs} < {run.name for run in full.runs}
+    assert first.selection == "none"
+    assert "other four fifths" in first.budget_note

@@ -153,7 +153,7 @@ FEW = ["--num-samples", "300", "--num-points", "50", "--num-replaced", "50", "--
 
 
 def test_one_run_is_read_into_its_own_folder(runs, capsys):
-    assert main(["latents", str(runs / "logic"), *FEW, "--layers", "2", "--reference", "True"]) == 0
+    assert main(["latents", str(runs / "logic"), *FEW, "--layers", "2", "--reference"]) == 0
     out = runs / "logic" / "latents"
     names = {path.name for path in out.iterdir()}
     assert names == {"analysis.json", "scores.json", "scores.csv", "index.html", "figures", "codes"}
