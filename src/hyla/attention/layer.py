@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
+from hyla.attention import fused
 from hyla.attention.functional import Backend, check_backend, hyper_attention
 from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.attention.positions import RelativeBias, rotate
@@ -132,6 +133,8 @@ class MultiHeadAttention(nn.Module):
         select: slice | None = None,
         keep: Bool[Tensor, "..."] | None = None,
         return_codes: bool = False,
+        norm: nn.Module | None = None,
+        residual: bool = False,
     ) -> Any:
         """Output `[..., Q, E]`, or the pair (output, codes `[..., H, Q, K]`) with `return_codes`.
 
@@ -139,9 +142,10 @@ class MultiHeadAttention(nn.Module):
         boolean (True = may attend) or additive. key_mask: `[..., K]`, True = a real token, False = padding. bias: added to
         the scaled scores besides the layer's own. select: only these queries are computed (Q is then their number);
         positions, `mask` and `bias` still refer to all queries. keep: the dropout mask of the computed queries, as in
-        `hyper_attention`, where it must be repeated.
+        `hyper_attention`, where it must be repeated. norm and residual: with both, what a pre-norm block computes,
+        `x + attention(norm(x))`, fused into the projections where the CPU can; `norm` leaves a `context` as it is.
         """
-        source = x if context is None else context
+        source, source_norm = (x, norm) if context is None else (context, None)
         num_queries, num_keys = x.shape[-2], source.shape[-2]
         # With fewer queries than keys the queries are the last positions, as the bottom-right causal mask has it.
         offset = num_keys - num_queries if context is not None else 0
@@ -150,9 +154,13 @@ class MultiHeadAttention(nn.Module):
         if select is not None:
             x, query_positions = x[..., select, :], query_positions[select]
             mask, bias = _rows(mask, select), _rows(bias, select)
-        query = _split_heads(self.q_proj(x), self.num_heads)
-        key = _split_heads(self.k_proj(source), self.num_kv_heads)
-        value = _split_heads(self.v_proj(source), self.num_kv_heads)
+        if source is x:
+            query, key, value = fused.project(x, norm, [self.q_proj, self.k_proj, self.v_proj], self.backend)
+        else:
+            (query,) = fused.project(x, norm, [self.q_proj], self.backend)
+            key, value = fused.project(source, source_norm, [self.k_proj, self.v_proj], self.backend)
+        query = _split_heads(query, self.num_heads)
+        key, value = _split_heads(key, self.num_kv_heads), _split_heads(value, self.num_kv_heads)
         if self.positions == "rotary":
             query, key = rotate(query, query_positions), rotate(key, key_positions)
         if self.relative_bias is not None:
@@ -182,7 +190,8 @@ class MultiHeadAttention(nn.Module):
             backend=self.backend,
         )
         out_BHQD, codes = out if return_codes else (out, None)
-        projected = self.out_proj(out_BHQD.transpose(-3, -2).flatten(-2))
+        joined = out_BHQD.transpose(-3, -2).flatten(-2)
+        projected = fused.add_projected(x if residual else None, joined, self.out_proj, backend=self.backend)
         return (projected, codes) if return_codes else projected
 
 

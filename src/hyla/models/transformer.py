@@ -152,17 +152,15 @@ class Block(nn.Module):
         self, x: Tensor, key_mask: Tensor | None, select: slice | None, keep: Tensor | None, return_codes: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(output, codes, load-balancing loss); of the queries in `select` only, where given."""
-        attended = self.attention(
-            self.norm1(x), key_mask=key_mask, causal=self.causal, select=select, keep=keep, return_codes=return_codes
-        )
-        attended, codes = attended if return_codes else (attended, None)
-        if select is not None:
-            x = x[..., select, :]
-        x = x + attended
+        masks = {"key_mask": key_mask, "causal": self.causal, "select": select, "keep": keep}
+        x = self.attention(x, **masks, return_codes=return_codes, norm=self.norm1, residual=True)
+        x, codes = x if return_codes else (x, None)
         if isinstance(self.mlp, Mixture):
             real = key_mask if key_mask is None or select is None else key_mask[..., select]
             mixed, balance = self.mlp(self.norm2(x), real)
             return x + mixed, codes, balance
+        if isinstance(self.mlp, FeedForward):
+            return self.mlp(x, self.norm2), codes, None
         return x + self.mlp(self.norm2(x)), codes, None
 
 
