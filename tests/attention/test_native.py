@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from golden_values import Case, names, out_projection, projection, relative_error
 from hyla.attention import MultiHeadAttention, ValueNetwork, choose_backend, hyper_attention, native
@@ -216,22 +215,6 @@ def test_operators_keep_torchs_rules():
     torch.library.opcheck(native.native_attention, (*tensors, bias, *rest), test_utils=checks)
     grad = torch.randn(2, 4, 5, 3, dtype=torch.float64)
     torch.library.opcheck(native.native_attention_backward, (grad, *tensors, bias, *rest, True), test_utils=checks)
-    torch.library.opcheck(native.native_gelu, (torch.randn(5, 7, requires_grad=True), None), test_utils=checks)
-
-
-def test_gelu():
-    for dtype in (torch.float64, torch.float32):
-        x = torch.cat([3 * torch.randn(37, dtype=dtype), torch.tensor([0.0, -1e4, 1e4], dtype=dtype)]).requires_grad_()
-        cotangent = torch.randn(40, dtype=dtype)
-        exact = F.gelu(x.double(), approximate="tanh")
-        wanted = torch.autograd.grad(exact, x, cotangent.double())[0]
-        out = native.gelu(x)
-        assert relative_error(out, exact) < TOLERANCE[dtype]
-        assert relative_error(torch.autograd.grad(out, x, cotangent)[0], wanted) < TOLERANCE[dtype]
-    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(native.gelu, x)
-    torch.testing.assert_close(torch.vmap(native.gelu, in_dims=1)(x), native.gelu(x).T)
-    assert native.gelu(torch.tensor([float("nan")])).isnan().all()
 
 
 @pytest.mark.parametrize("name", [name for name in names("attention") if "/0/" in name])

@@ -52,7 +52,7 @@ def test_codes_equal_the_whole_ones(task, tmp_path, mechanism, kept_on_disk):
             assert codes.shape == (COUNT, 2, 3, 4)
             assert codes.dtype == np.float32
             expected = out.codes[number][:, :, [5, 2]][..., [0, 5, 3]].permute(0, 2, 3, 1)
-            np.testing.assert_allclose(codes[:512], expected, rtol=1e-5, atol=2e-6)
+            np.testing.assert_allclose(codes[:512], expected, rtol=1e-5, atol=1e-5)  # rms_head enlarges rounding
         np.testing.assert_array_equal(collected.inputs(split)[:512], batch.inputs)
         np.testing.assert_array_equal(collected.targets(split)[:512], batch.targets)
         np.testing.assert_array_equal(collected.latent("terms", split)[:512], batch.latents["terms"])

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
+from hyla.attention import fused
 from hyla.attention.functional import Backend, check_backend, hyper_attention, latent_codes
 from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.attention.positions import RelativeBias, rotate
@@ -133,6 +134,8 @@ class MultiHeadAttention(nn.Module):
         select: slice | None = None,
         keep: Bool[Tensor, "..."] | None = None,
         return_codes: bool = False,
+        norm: nn.Module | None = None,
+        residual: bool = False,
     ) -> Any:
         """Output `[..., Q, E]`, or the pair (output, codes `[..., H, Q, K]`) with `return_codes`.
 
@@ -140,11 +143,19 @@ class MultiHeadAttention(nn.Module):
         boolean (True = may attend) or additive. key_mask: `[..., K]`, True = a real token, False = padding. bias: added to
         the scaled scores besides the layer's own. select: only these queries are computed (Q is then their number);
         positions, `mask` and `bias` still refer to all queries. keep: the dropout mask of the computed queries, as in
-        `hyper_attention`, where it must be repeated.
+        `hyper_attention`, where it must be repeated. norm and residual: with both, what a pre-norm block computes,
+        `x + attention(norm(x))`, fused into the projections where the CPU can; `norm` leaves a `context` as it is.
         """
-        source = x if context is None else context
-        query, key, terms = self._scores(x, context, select, mask, key_mask, causal, bias)
-        value = _split_heads(self.v_proj(source), self.num_kv_heads)
+        chosen = x if select is None else x[..., select, :]
+        if context is None and select is None:
+            query, key, value = fused.project(x, norm, [self.q_proj, self.k_proj, self.v_proj], self.backend)
+        else:
+            source, source_norm = (x, norm) if context is None else (context, None)
+            (query,) = fused.project(chosen, norm, [self.q_proj], self.backend)
+            key, value = fused.project(source, source_norm, [self.k_proj, self.v_proj], self.backend)
+        num_queries, crossing = x.shape[-2], context is not None
+        query, key, terms = self._scores(query, key, num_queries, crossing, select, mask, key_mask, causal, bias)
+        value = _split_heads(value, self.num_kv_heads)
         out = hyper_attention(
             query,
             key,
@@ -160,7 +171,8 @@ class MultiHeadAttention(nn.Module):
             backend=self.backend,
         )
         out_BHQD, codes = out if return_codes else (out, None)
-        projected = self.out_proj(out_BHQD.transpose(-3, -2).flatten(-2))
+        joined = out_BHQD.transpose(-3, -2).flatten(-2)
+        projected = fused.add_projected(chosen if residual else None, joined, self.out_proj, backend=self.backend)
         return (projected, codes) if return_codes else projected
 
     @torch.no_grad()
@@ -185,7 +197,9 @@ class MultiHeadAttention(nn.Module):
         num_keys = (x if context is None else context).shape[-2]
         where = {"queries": positions_of(queries, x.shape[-2], "queries"), "keys": positions_of(keys, num_keys, "keys")}
         chosen_q, chosen_k = (torch.tensor(places, dtype=torch.long, device=x.device) for places in where.values())
-        query, key, terms = self._scores(x, context, chosen_q, mask, key_mask, causal, bias)
+        query, key = self.q_proj(x[..., chosen_q, :]), self.k_proj(x if context is None else context)
+        num_queries, crossing = x.shape[-2], context is not None
+        query, key, terms = self._scores(query, key, num_queries, crossing, chosen_q, mask, key_mask, causal, bias)
         if self.mechanism.score_norm == "softmax":
             return latent_codes(query, key, "softmax", **terms)[..., chosen_k]
         terms |= {name: _columns(terms[name], chosen_k) for name in ("bias", "mask")}
@@ -193,26 +207,27 @@ class MultiHeadAttention(nn.Module):
 
     def _scores(
         self,
-        x: Tensor,
-        context: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        num_queries: int,
+        crossing: bool,
         select: slice | Tensor | None,
         mask: Tensor | None,
         key_mask: Tensor | None,
         causal: bool,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """(query, key, {bias, mask, causal}), all that codes depend on, as `hyper_attention` takes them."""
-        source = x if context is None else context
-        num_queries, num_keys = x.shape[-2], source.shape[-2]
+        """(query, key, {bias, mask, causal}), all that codes depend on, as `hyper_attention` takes them, from the projected
+        tokens. num_queries: before the selection. crossing: whether the keys are of another sequence."""
+        num_keys = key.shape[-2]
         # With fewer queries than keys the queries are the last positions, as the bottom-right causal mask has it.
-        offset = num_keys - num_queries if context is not None else 0
-        query_positions = torch.arange(offset, offset + num_queries, device=x.device)
-        key_positions = torch.arange(num_keys, device=x.device)
+        offset = num_keys - num_queries if crossing else 0
+        query_positions = torch.arange(offset, offset + num_queries, device=query.device)
+        key_positions = torch.arange(num_keys, device=query.device)
         if select is not None:
-            x, query_positions = x[..., select, :], query_positions[select]
+            query_positions = query_positions[select]
             mask, bias = _rows(mask, select), _rows(bias, select)
-        query = _split_heads(self.q_proj(x), self.num_heads)
-        key = _split_heads(self.k_proj(source), self.num_kv_heads)
+        query, key = _split_heads(query, self.num_heads), _split_heads(key, self.num_kv_heads)
         if self.positions == "rotary":
             query, key = rotate(query, query_positions), rotate(key, key_positions)
         if self.relative_bias is not None:

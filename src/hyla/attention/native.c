@@ -11,10 +11,7 @@
    Vectors run over the keys of one query, W at a time (a tile): per query everything stays in the first-level cache, and
    the latent codes, the hidden layer and their gradients never reach memory. The last tile is padded with keys of 0.
    The backward pass computes the codes again, which costs less than reading them back would. */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "vectors.h"
 
 #define SOFTMAX 0
 #define NONE 1
@@ -24,15 +21,6 @@
 #define SILU 2
 #define GELU 3
 
-#if BYTES == 64 && !defined(__AVX512F__)
-#undef BYTES
-#define BYTES 32
-#endif
-#if BYTES == 32 && !defined(__AVX__)
-#undef BYTES
-#define BYTES 16
-#endif
-#define W ((int)(BYTES / sizeof(REAL)))
 /* Heads that are done together: all where they meet in one pair of tokens, else few enough for the first-level cache. */
 #if DEPTH == 1 && NORM != RMS_HEAD && ALL % 8 == 0
 #define HEADS 8
@@ -42,10 +30,6 @@
 #define HK (HEADS * DK)
 #define HV (HEADS * DV)
 #define EPSILON ((REAL)1e-6) /* RMS_EPSILON of mechanisms.py */
-
-typedef REAL vec __attribute__((vector_size(BYTES), may_alias));
-typedef INT ivec __attribute__((vector_size(BYTES), may_alias));
-typedef vec loose __attribute__((aligned(sizeof(REAL)))); /* a vector anywhere in memory */
 
 /* Strides are in elements. `group` consecutive sequences share one entry of the first axis. */
 typedef struct {
@@ -62,9 +46,6 @@ typedef struct {
     Tensor grad_query, grad_key, grad_value, grad_bias;
     int64_t part_bias; /* distance between the copies of grad_bias, one for each thread */
 } Call;
-
-static inline vec splat(REAL x) { return x - (vec){0}; }
-static inline vec pick(ivec yes, vec a, vec b) { return (vec)((yes & (ivec)a) | (~yes & (ivec)b)); }
 
 /* One level of `lanes` below: `count` vectors become half as many, lane bit `s` telling which of two a lane belongs to. A
    function of its own, so that the compiler knows `s` and with it the shuffles. */
@@ -112,27 +93,6 @@ static inline vec reciprocal_root(vec x) {
     vec y;
     for (int i = 0; i < W; i++) y[i] = 1 / (sizeof(REAL) == 4 ? sqrtf(x[i]) : sqrt(x[i]));
     return y;
-}
-
-/* exp(x) for x <= 0: 2^n times the Taylor series of the rest, whose size is at most ln(2) / 2. NaN stays NaN. */
-static inline vec exp_negative(vec x) {
-    static const REAL factor[] = {1, 1, 1. / 2, 1. / 6, 1. / 24, 1. / 120, 1. / 720, 1. / 5040, 1. / 40320, 1. / 362880,
-                                  1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800};
-    const int single = sizeof(REAL) == 4, terms = single ? 7 : 13;
-    const REAL rounder = single ? 12582912.0 : 6755399441055744.0; /* 1.5 * 2^mantissa bits: adding it rounds */
-    vec n = (x * (REAL)1.4426950408889634 + rounder) - rounder;
-    vec rest = x - n * (REAL)(single ? 0.693359375 : 0.693147180369123816490); /* ln(2) in two parts */
-    rest -= n * (REAL)(single ? -2.12194440e-4 : 1.90821492927058770002e-10);
-    vec series = splat(factor[terms]);
-#pragma GCC unroll 16
-    for (int k = terms - 1; k >= 0; k--) series = series * rest + factor[k];
-    vec power = (vec)((__builtin_convertvector(n, ivec) + (single ? 127 : 1023)) << (single ? 23 : 52));
-    return pick(x < (REAL)(single ? -87 : -708), splat(0), series * power);
-}
-
-static inline vec sigmoid(vec x) {
-    vec small = exp_negative(pick(x > 0, -x, x)); /* exp(-|x|) */
-    return pick(x > 0, splat(1), small) / (1 + small);
 }
 
 static inline vec normal_cdf(vec x) { /* no vector version: this activation is seldom used */
@@ -477,25 +437,6 @@ static int run(const Call *c, int backward) {
             }
     free(scratch);
     return 0;
-}
-
-/* The tanh approximation of GELU, x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3); with `grad`, its derivative
-   times that. Elementwise over contiguous arrays. */
-void hyla_gelu(const REAL *x, const REAL *grad, REAL *out, int64_t count, int64_t parts) {
-    const REAL twice = 2 * 0.79788456080286535588, cubic = 0.044715;
-#pragma omp parallel for num_threads((int)parts) schedule(static)
-    for (int64_t i = 0; i < count; i += W) {
-        const int64_t rest = count - i < W ? count - i : W;
-        vec v = splat(0), g = splat(1);
-        memcpy(&v, x + i, rest == W ? sizeof v : rest * sizeof(REAL));
-        if (grad) memcpy(&g, grad + i, rest == W ? sizeof g : rest * sizeof(REAL));
-        vec s = sigmoid(twice * (v + cubic * v * v * v));
-        if (grad)
-            v = g * (s + v * s * (1 - s) * twice * (1 + 3 * cubic * v * v));
-        else
-            v = v * s;
-        memcpy(out + i, &v, rest == W ? sizeof v : rest * sizeof(REAL));
-    }
 }
 
 int hyla_forward(const Call *c) { return run(c, 0); }

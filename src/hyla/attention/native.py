@@ -31,7 +31,7 @@ SOURCE = Path(__file__).with_name("native.c")
 MAX_WIDTH = 8_192  # heads times width per head: a query's vectors live on the stack
 
 # No -ffast-math: NaN and inf keep their meaning. These two only give up errno and floating-point traps.
-FLAGS = ("-O3", "-fPIC", "-std=gnu11", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-fPIC", "-std=gnu11", "-fopenmp-simd", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math")
 # Tried in turn: a compiler may know no -march=native, a process may have no OpenMP runtime.
 EXTRA_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ())
 
@@ -78,7 +78,6 @@ def _processor() -> str:
     return "\n".join([platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *kept])
 
 
-@functools.cache
 def load(
     dtype: torch.dtype,
     score_norm: str,
@@ -90,30 +89,36 @@ def load(
     vector_bytes: int = 64,
 ) -> ctypes.CDLL:
     """The compiled functions for one mechanism, dtype and set of sizes; BuildError if they cannot be had."""
+    macros = {"ALL": heads, "DK": qk_depth, "DV": v_depth, "NORM": score_norm.upper()}
+    return build(SOURCE, dtype, **macros, DEPTH=depth, ACTIVATION=activation.upper(), BYTES=vector_bytes)
+
+
+@functools.cache
+def build(source: Path, dtype: torch.dtype, **macros: int | str) -> ctypes.CDLL:
+    """The functions of a C file beside vectors.h, compiled for a dtype with these macros; BuildError if that cannot be."""
     real, whole = ("float", "int32_t") if dtype == torch.float32 else ("double", "int64_t")
-    macros = {"REAL": real, "INT": whole, "ALL": heads, "DK": qk_depth, "DV": v_depth, "NORM": score_norm.upper()}
-    macros |= {"DEPTH": depth, "ACTIVATION": activation.upper(), "BYTES": vector_bytes}
-    defines = [f"-D{name}={value}" for name, value in macros.items()]
+    defines = [f"-D{name}={value}" for name, value in {"REAL": real, "INT": whole, **macros}.items()]
     failures = []
     for extra in EXTRA_FLAGS:
         try:
-            return _build([*FLAGS, *extra, *defines])
+            return _build(source, [*FLAGS, *extra, *defines])
         except BuildError as error:
             failures.append(str(error))
     raise BuildError(failures[0])
 
 
-def _build(flags: list[str]) -> ctypes.CDLL:
+def _build(source: Path, flags: list[str]) -> ctypes.CDLL:
     compiler, version = _compiler()
-    key = "\0".join([SOURCE.read_text(), version, *flags, _processor()])
-    library = cache_folder() / f"native-{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
+    texts = [source.read_text(), source.with_name("vectors.h").read_text()]
+    key = "\0".join([*texts, version, *flags, _processor()])
+    library = cache_folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
     try:
         if not library.exists():
             library.parent.mkdir(parents=True, exist_ok=True)
             # Built under a name of its own, then renamed: two processes that build at once both end with a whole file.
             with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
                 compiled, linked = f"{folder}/native.o", f"{folder}/native.so"
-                _command(compiler, *flags, "-c", str(SOURCE), "-o", compiled)
+                _command(compiler, *flags, "-c", str(source), "-o", compiled)
                 # Linked without -fopenmp, so that the OpenMP runtime is the one torch has loaded: two runtimes would
                 # have two pools of threads, each spinning while the other works.
                 _command(compiler, "-shared", compiled, "-o", linked, "-lm")
@@ -414,59 +419,3 @@ def _(info, in_dims, *args):
         0,
         0 if args[-1] else None,
     )
-
-
-@torch.library.custom_op("hyla::native_gelu", mutates_args=(), schema="(Tensor x, Tensor? grad) -> Tensor")
-def native_gelu(x, grad):
-    functions = load(x.dtype, *_PROBE)
-    x = x.contiguous()
-    grad = None if grad is None else grad.contiguous()
-    out = torch.empty_like(x)
-    count = ctypes.c_int64(x.numel())
-    pointers = (ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in (x, grad, out))
-    functions.hyla_gelu(*pointers, count, ctypes.c_int64(torch.get_num_threads()))
-    return out
-
-
-@native_gelu.register_fake
-def _(x, grad):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@native_gelu.register_vmap
-def _(info, in_dims, x, grad):
-    x, grad = (
-        tensor
-        if tensor is None
-        else tensor.expand(info.batch_size, *tensor.shape)
-        if axis is None
-        else tensor.movedim(axis, 0)
-        for tensor, axis in zip((x, grad), in_dims, strict=True)
-    )
-    return native_gelu(x, grad), 0
-
-
-def _gelu_gradient(ctx, grad):
-    x, scale = ctx.saved_tensors
-    if scale is None:
-        return native_gelu(x, grad), None
-    # the second derivative, by torch's own function
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_(), scale.detach().requires_grad_()]
-        first = torch.autograd.grad(F.gelu(leaves[0], approximate="tanh"), leaves[0], leaves[1], create_graph=True)
-        return torch.autograd.grad(first, leaves, grad)
-
-
-native_gelu.register_autograd(_gelu_gradient, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation; torch's own function where this backend cannot run."""
-    if (
-        x.device.type != "cpu"
-        or x.dtype not in (torch.float32, torch.float64)
-        or problem() is not None
-        or transformed()
-    ):
-        return F.gelu(x, approximate="tanh")
-    return native_gelu(x, None)

@@ -110,10 +110,11 @@ def choose_layers(model: nn.Module, layers: Sequence[str | int] | None) -> dict[
 
 
 def layer_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-    """(x, context, masks) of a call of an attention layer, from what a hook is given."""
+    """(x, context, masks) that an attention layer attends with, from what a hook of its call is given."""
     x, *rest = args
+    norm = kwargs.get("norm")
     masks = {name: kwargs[name] for name in ("mask", "key_mask", "causal", "bias") if name in kwargs}
-    return x, rest[0] if rest else kwargs.get("context"), masks
+    return x if norm is None else norm(x), rest[0] if rest else kwargs.get("context"), masks
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hyla.attention import native
+from hyla.attention import fused
 from hyla.attention.functional import Backend
 from hyla.attention.layer import init_fan_in_
 
@@ -21,17 +21,18 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 class FeedForward(nn.Module):
-    """`down(gelu(up(x)))` with biases and the tanh approximation of GELU (P1's tasks). Backend eager: torch's own GELU."""
+    """`down(gelu(up(x)))` with biases and the tanh approximation of GELU (P1's tasks). Backend eager: nothing is fused."""
 
     def __init__(self, width: int, hidden: int, backend: Backend = "auto"):
         super().__init__()
         self.up, self.down = linear(width, hidden), linear(hidden, width)
         self.backend = backend
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        hidden = self.up(x)
-        hidden = F.gelu(hidden, approximate="tanh") if self.backend == "eager" else native.gelu(hidden)
-        return self.down(hidden)
+    def forward(self, x: Float[Tensor, "*batch width"], norm: nn.Module | None = None) -> Float[Tensor, "*batch width"]:
+        """With `norm`, what a pre-norm block computes: `x + down(gelu(up(norm(x))))`."""
+        (hidden,) = fused.project(x, norm, [self.up], self.backend)
+        residual = None if norm is None else x
+        return fused.add_projected(residual, hidden, self.down, gelu=True, backend=self.backend)
 
 
 class SwiGLU(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -152,18 +152,27 @@ class Block(nn.Module):
         self, x: Tensor, key_mask: Tensor | None, select: slice | None, keep: Tensor | None, return_codes: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(output, codes, load-balancing loss); of the queries in `select` only, where given."""
-        attended = self.attention(
-            self.norm1(x), key_mask=key_mask, causal=self.causal, select=select, keep=keep, return_codes=return_codes
-        )
-        attended, codes = attended if return_codes else (attended, None)
-        if select is not None:
-            x = x[..., select, :]
-        x = x + attended
+        options: dict[str, Any] = {"key_mask": key_mask, "causal": self.causal, "select": select, "keep": keep}
+        options["return_codes"] = return_codes
+        if _watched(self.attention):
+            attended = self.attention(self.norm1(x), **options)
+            attended, codes = attended if return_codes else (attended, None)
+            x = (x if select is None else x[..., select, :]) + attended
+        else:
+            x = self.attention(x, **options, norm=self.norm1, residual=True)
+            x, codes = x if return_codes else (x, None)
         if isinstance(self.mlp, Mixture):
             real = key_mask if key_mask is None or select is None else key_mask[..., select]
             mixed, balance = self.mlp(self.norm2(x), real)
             return x + mixed, codes, balance
+        if isinstance(self.mlp, FeedForward) and not _watched(self.mlp):
+            return self.mlp(x, self.norm2), codes, None
         return x + self.mlp(self.norm2(x)), codes, None
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether a hook will see what the module answers: it must then be that alone, without the residual sum."""
+    return bool(module._forward_hooks)
 
 
 class Transformer(nn.Module):
