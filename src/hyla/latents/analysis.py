@@ -264,18 +264,21 @@ def _structure(split: str, codes: np.ndarray, labels: np.ndarray, groups: np.nda
 
 
 def _projection(codes: dict[str, np.ndarray], rows: np.ndarray, options: Options) -> dict[str, Any]:
+    """The drawn codes in the plane; by PCA where there are too few different ones, on one point where all are equal."""
     pooled = np.concatenate(list(codes.values()))[rows]
-    try:
-        drawn = projections.project(pooled, options.project, seed=options.seed, max_points=len(rows))
-    except ConfigError as error:  # all codes equal, say
-        return {"method": options.project, "x": [], "y": [], "note": str(error)}
-    note = ""
+    num_distinct = len(np.unique(pooled, axis=0))
+    if num_distinct == 1 or pooled.shape[1] == 1:
+        x = (pooled[:, 0] if num_distinct > 1 else np.zeros(len(rows))).tolist()
+        note = "codes are single numbers" if num_distinct > 1 else "all codes are equal"
+        return {"method": "none", "x": x, "y": [0.0] * len(rows), "note": note}
+    method = options.project if num_distinct >= 4 else "pca"
+    drawn = projections.project(pooled, method, seed=options.seed, max_points=len(rows))
     if drawn.explained_variance is not None:
         note = f"{sum(drawn.explained_variance):.0%} of the variance"
-    elif drawn.neighbours is not None:
-        note = f"{'perplexity' if options.project == 'tsne' else 'neighbours'} {drawn.neighbours:g}"
+    else:
+        note = f"{'perplexity' if method == 'tsne' else 'neighbours'} {drawn.neighbours:g}"
     x, y = drawn.points.T.round(3).tolist()
-    return {"method": options.project, "x": x, "y": y, "note": note}
+    return {"method": method, "x": x, "y": y, "note": note}
 
 
 def _points(

@@ -482,7 +482,7 @@ def projections(model: Data, path_stem: Path | str) -> tuple[Path, Path]:
     return _save(path_stem, (_WIDTH, rows * (3.5 if columns < 3 else 2.7) + 0.2 * legend_rows + 0.5), draw)
 
 
-METHODS = {"tsne": "t-SNE", "pca": "PCA", "umap": "UMAP"}
+METHODS = {"tsne": "t-SNE", "pca": "PCA", "umap": "UMAP", "none": "plot"}
 _MARKERS = ("o", "^", "s", "D")
 
 
