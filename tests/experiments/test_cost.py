@@ -9,6 +9,7 @@ from hyla.experiments.cost import (
     STEP_SECONDS,
     duration,
     peak_gib,
+    seconds_each,
     seconds_left,
     step_seconds,
     work,
@@ -68,22 +69,19 @@ def test_evaluations_count_as_the_steps_they_take_as_long_as():
 def test_measured_speeds_count_more_than_the_table():
     other_seed = replace(LOGIC, seed=3)
     longer = with_settings(LOGIC, {"task.num_points": 64})
-    unmeasured = seconds_left([(LOGIC, 0, None)], 1)
-    assert unmeasured == pytest.approx(START_SECONDS + STEP_SECONDS["logic"] * work(LOGIC))
+    assert seconds_each([(LOGIC, 0, None)]) == [pytest.approx(START_SECONDS + STEP_SECONDS["logic"] * work(LOGIC))]
     ended = (LOGIC, None, 100.0)  # ten milliseconds a step
-    assert seconds_left([ended], 1) == 0
-    assert seconds_left([ended, (other_seed, 0, None)], 1) == pytest.approx(START_SECONDS + 0.01 * work(LOGIC))
+    runs = [ended, (other_seed, 0, None), (longer, 0, None), (SRAVEN, 0, None)]
     scaled = step_seconds(longer) * 0.01 / STEP_SECONDS["logic"]
-    assert seconds_left([ended, (longer, 0, None)], 1) == pytest.approx(START_SECONDS + scaled * work(longer))
-    sraven = seconds_left([ended, (SRAVEN, 0, None)], 1)
-    assert sraven == pytest.approx(START_SECONDS + STEP_SECONDS["sraven"] * work(SRAVEN))
+    expected = [0.01 * work(LOGIC), scaled * work(longer), STEP_SECONDS["sraven"] * work(SRAVEN)]
+    assert seconds_each(runs) == pytest.approx([0.0, *(START_SECONDS + seconds for seconds in expected)])
 
 
-def test_runs_share_the_time_but_none_is_shorter_than_itself():
-    one = seconds_left([(LOGIC, 0, None)], 2)
-    assert seconds_left([(LOGIC, 0, None)] * 4, 2) == pytest.approx(2 * one)
-    half = seconds_left([(LOGIC, 25_000, None)], 1)
-    assert seconds_left([(LOGIC, 0, None), (LOGIC, 25_000, None)], 2) == one > half
+def test_runs_share_the_time_but_all_wait_for_the_longest():
+    assert seconds_left([], 2) == 0
+    assert seconds_left([10.0] * 4, 2) == 20
+    assert seconds_left([30.0, 10.0], 2) == 30
+    assert seconds_left([30.0, 10.0], 1) == 40
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hyla.errors import ConfigError
-from hyla.experiments.cost import duration, seconds_left
+from hyla.experiments.cost import duration, seconds_each, seconds_left
 from hyla.experiments.experiment import setting
 from hyla.experiments.hypernetwork_paper import EXPERIMENTS, Request, budget
 from hyla.report.tables import SPLIT_LABELS
@@ -56,7 +56,7 @@ def test_every_budget_has_a_plan_and_says_what_it_shows(name, name_of_budget):
     assert plan.baseline is not None
     if name_of_budget == "quick":
         assert plan.selection == "none"
-        left = seconds_left([(run.config, 0, None) for run in experiment.runs], 2)
+        left = seconds_left(seconds_each([(run.config, 0, None) for run in experiment.runs]), 2)
         assert left < 8 * 60, duration(left)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from hyla.attention import MECHANISMS
@@ -32,6 +33,7 @@ def num_tokens(config: TrainConfig) -> int:
     return task.num_points if isinstance(task, LogicConfig) else task.num_rows * task.num_columns * task.num_features
 
 
+@lru_cache(maxsize=100_000)
 def size_of(config: TrainConfig) -> Any:
     """What speed and memory depend on: runs of one size differ in seed, split and hyperparameters only."""
     task = replace(config.task, split_seed=0, validation_fraction=0.0)
@@ -73,8 +75,8 @@ def peak_gib(config: TrainConfig) -> float:
     return BASE_GIB + (activations + 16 * weights) / 2**30  # 16 bytes: weight, gradient and two moments
 
 
-def seconds_left(runs: Sequence[tuple[TrainConfig, int | None, float | None]], at_a_time: int) -> float:
-    """Seconds until all of `runs` have ended, `at_a_time` together.
+def seconds_each(runs: Sequence[tuple[TrainConfig, int | None, float | None]]) -> list[float]:
+    """Seconds that each of `runs` still takes by itself.
 
     runs: (config, step, steps per second); step None for one that has ended, speed None where none was measured. A run
     goes at the measured speed of its size, else at the table's, corrected by what other runs of its task have measured.
@@ -85,17 +87,18 @@ def seconds_left(runs: Sequence[tuple[TrainConfig, int | None, float | None]], a
         if speed:
             measured.setdefault(size_of(config), []).append(1 / speed)
             ratios.setdefault(config.task_name, []).append(1 / speed / step_seconds(config))
+    medians = {size: statistics.median(seconds) for size, seconds in measured.items()}
+    corrections = {task: statistics.median(found) for task, found in ratios.items()}
     left = []
     for config, step, _ in runs:
-        if step is None:
-            continue
-        known = measured.get(size_of(config))
-        if known:
-            seconds = statistics.median(known)
-        else:
-            seconds = step_seconds(config) * statistics.median(ratios.get(config.task_name, [1.0]))
-        left.append(START_SECONDS + seconds * work(config, step))
-    return max(max(left), sum(left) / at_a_time) if left else 0.0
+        seconds = medians.get(size_of(config)) or step_seconds(config) * corrections.get(config.task_name, 1.0)
+        left.append(0.0 if step is None else START_SECONDS + seconds * work(config, step))
+    return left
+
+
+def seconds_left(each: Sequence[float], at_a_time: int) -> float:
+    """Seconds until runs that take `each` have all ended, `at_a_time` together."""
+    return max(max(each, default=0.0), sum(each) / at_a_time)
 
 
 def duration(seconds: float) -> str:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import filelock
 
 from hyla.errors import ConfigError, RunError, check
-from hyla.experiments.cost import peak_gib, seconds_left, size_of
+from hyla.experiments.cost import peak_gib, seconds_each, size_of
 from hyla.experiments.experiment import Experiment, PlannedRun
 from hyla.report.plan import ERRORS, RUNS, Plan, write_plan
 from hyla.runs import CONFIG, LOCK, Run, check_free, create_run, read_json, write_json
@@ -222,10 +222,9 @@ def check_machine(jobs: Sequence[Job], pool: Pool) -> None:
             backend_of_run(config, make_task(config), device)
 
 
-def remaining(jobs: Sequence[Job], pool: Pool) -> float:
-    """Seconds until all `jobs` have ended, from measured speeds where there are any."""
-    runs = [(job.config, None if job.ended else job.step, job.steps_per_second) for job in jobs]
-    return seconds_left(runs, pool.workers)
+def seconds_of(jobs: Sequence[Job]) -> list[float]:
+    """Seconds that each job still takes by itself, from measured speeds where there are any."""
+    return seconds_each([(job.config, None if job.ended else job.step, job.steps_per_second) for job in jobs])
 
 
 # --- the whole experiment ---------------------------------------------------------------------------------------------

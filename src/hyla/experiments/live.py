@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rich.console import Console, Group
@@ -12,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hyla.experiments.cost import duration
-from hyla.experiments.engine import Job, Pool, remaining
+from hyla.experiments.cost import duration, seconds_left
+from hyla.experiments.engine import Job, Pool, seconds_of
 
 SECONDS_BETWEEN_LINES = 60  # of plain progress
 SECONDS_BETWEEN_ESTIMATES = 2.0
@@ -42,7 +41,7 @@ class Display:
     def show(self, jobs: Sequence[Job]) -> None:
         now = time.monotonic()
         if self._ended is None or now - self._estimated > SECONDS_BETWEEN_ESTIMATES:
-            self._end, self._estimated = estimated_end(remaining(jobs, self.pool)), now
+            self._end, self._estimated = estimated_end(seconds_left(seconds_of(jobs), self.pool.workers)), now
         if self._ended is None:
             self._ended = {job.name for job in jobs if job.ended}
             self._begin(jobs)
@@ -80,11 +79,15 @@ def speed(jobs: Sequence[Job]) -> float:
     return sum((job.steps_per_second or 0.0 for job in jobs if job.state == "running"), 0.0)
 
 
+def counts(jobs: Sequence[Job]) -> str:
+    """`2 finished, 1 running`."""
+    found = ((state, sum(job.state == state for job in jobs)) for state in STATES)
+    return ", ".join(f"{count} {state}" for state, count in found if count)
+
+
 def summary(jobs: Sequence[Job], end: str) -> str:
     """All jobs in a line: how many are in each state, steps per second, the estimated end."""
-    counts = [(state, sum(job.state == state for job in jobs)) for state in STATES]
-    states = ", ".join(f"{count} {state}" for state, count in counts if count)
-    return f"{len(jobs)} runs: {states}; {speed(jobs):.1f} steps/s; {end}"
+    return f"{len(jobs)} runs: {counts(jobs)}; {speed(jobs):.1f} steps/s; {end}"
 
 
 def live_table(jobs: Sequence[Job], end: str, height: int) -> Group:
@@ -102,38 +105,38 @@ def live_table(jobs: Sequence[Job], end: str, height: int) -> Group:
     fitting = max(3, height - 6)
     for name in left[:fitting]:
         mine = variants[name]
-        counts = [sum(job.state == state for job in mine) for state in STATES]
+        cells = [str(sum(job.state == state for job in mine) or "") for state in STATES]
         steps = sum(job.config.training.steps for job in mine)
         done = sum(job.config.training.steps if job.ended else job.step for job in mine) / steps
-        cells = [str(count) if count else "" for count in counts]
         table.add_row(name, *cells, f"{done:.0%}", f"{speed(mine):.1f}" if speed(mine) else "")
     more = [Text(f"and {len(left) - fitting} more variants", "dim")] if len(left) > fitting else []
     return Group(table, *more, Text(summary(jobs, end), "bold"))
 
 
 def runs_table(jobs: Sequence[Job], pool: Pool) -> Group:
-    """Every run with its state and the time that it needs on its own: what --dry-run shows."""
+    """Every run with its state and the time that it needs by itself, and all together: what --dry-run shows."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("run", no_wrap=True)
     for name in ("row", "state"):
         table.add_column(name, overflow="fold")
     table.add_column("time left", justify="right")
-    alone = replace(pool, workers=1)
-    for job in jobs:
-        state = (
-            f"step {job.step:,} of {job.config.training.steps:,}" if job.state == "waiting" and job.step else job.state
-        )
-        left = "" if job.ended else duration(remaining([job, *(j for j in jobs if j.ended)], alone))
-        table.add_row(job.name, job.variant, f"{state}: {job.error}" if job.error else state, left)
-    measured = sum(job.steps_per_second is not None for job in jobs)
-    source = (
-        f"speeds of {measured} runs here" if measured else "a table of speeds on two CPU cores, since no run has begun"
-    )
-    counts = ", ".join(
-        f"{sum(j.state == state for j in jobs)} {state}" for state in STATES if any(j.state == state for j in jobs)
-    )
+    seconds = seconds_of(jobs)
+    for job, left in zip(jobs, seconds, strict=True):
+        begun = job.state == "waiting" and job.step > 0
+        state = f"step {job.step:,} of {job.config.training.steps:,}" if begun else job.state
+        state += f": {job.error}" if job.error else ""
+        table.add_row(job.name, job.variant, state, "" if job.ended else duration(left))
     steps = sorted({job.config.training.steps for job in jobs})
-    long = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
-    threads = f"{pool.threads} thread" + ("s" if pool.threads > 1 else "")
-    end = f"about {duration(remaining(jobs, pool))} left, {pool.workers} at a time with {threads} each (from {source})"
-    return Group(table, Text(f"{len(jobs)} runs of {long} steps: {counts}"), Text(end))
+    length = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
+    lines = [f"{len(jobs)} runs of {length} steps: {counts(jobs)}"]
+    if all(job.ended for job in jobs):
+        lines.append("nothing is left to train")
+    else:
+        measured = sum(job.steps_per_second is not None for job in jobs)
+        table_of = "a table of speeds on two CPU cores, since no run has begun"
+        threads = f"{pool.threads} thread" + ("s" if pool.threads > 1 else "")
+        lines.append(
+            f"about {duration(seconds_left(seconds, pool.workers))} left, {pool.workers} at a time with {threads} each "
+            f"(from {f'speeds of {measured} runs here' if measured else table_of})"
+        )
+    return Group(table, *map(Text, lines))
