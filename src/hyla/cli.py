@@ -405,6 +405,7 @@ def sweep_command(argv: list[str]) -> int:
 def _run_experiment(experiment: Any, arguments: Any, out: Path, words: list[str]) -> int:
     from hyla.experiments.engine import make_pool, read_jobs, run_experiment
     from hyla.experiments.live import Display, runs_table
+    from hyla.latents.read import check_extras as check_latents_extras
     from hyla.report.build import check_extras, write_report
     from hyla.report.tables import rich_table
 
@@ -416,6 +417,8 @@ def _run_experiment(experiment: Any, arguments: Any, out: Path, words: list[str]
         console.print(runs_table(jobs, pool))
         return 0
     check_extras()
+    if experiment.after is not None:
+        check_latents_extras()
     console.print(f"{experiment.title}: {experiment.budget} budget, into {out}", soft_wrap=True)
     with Display(console, pool) as display:
         plan, jobs = run_experiment(
@@ -477,6 +480,29 @@ def report_command(argv: list[str]) -> int:
         text = results_page(arguments.folders, arguments.page.absolute().parent)
         arguments.page.write_text(text, encoding="utf-8")
         console.print(str(arguments.page), soft_wrap=True)
+    return 0
+
+
+PUBLISH = """Copy an experiment as it can be shared: configs, metrics, results, and the weights of every run (of a run that
+has not ended the whole newest checkpoint, so that it can go on elsewhere).
+
+Example:
+  hyla publish runs/logic-headline-paper --out results/logic-headline"""
+
+
+def publish_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class Publish:
+        folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+        """Folder of an experiment."""
+        out: Path
+        """Folder of the copy; an older copy is replaced."""
+
+    arguments = _parse(Publish, argv, "hyla publish", PUBLISH)
+    from hyla.experiments.publish import publish
+
+    for path in publish(arguments.folder, arguments.out):
+        console.print(str(path), soft_wrap=True)
     return 0
 
 
@@ -753,6 +779,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "compare": (compare_command, "Train mechanisms side by side; table, figure and page of how each generalises."),
     "reproduce": (reproduce_command, "Run a named experiment of the paper: its rows, grid and seeds."),
     "sweep": (sweep_command, "Train a grid or random search of your own, from a TOML file."),
+    "publish": (publish_command, "Copy an experiment as it can be shared: numbers and weights."),
     "report": (report_command, "Rebuild tables, figures and page of experiments from their run folders."),
     "latents": (latents_command, "Read a model's latent codes: probes, projections, what the answer owes to them."),
     "bench": (bench_command, "Measure speed on this machine against a named baseline."),

@@ -13,14 +13,18 @@ percent, mean ± spread as a summary of P1 gives them (`reported.toml`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Literal
 
 from hyla.errors import check
 from hyla.experiments.experiment import Experiment, Variant, with_settings
-from hyla.report.plan import Figure, Selection, Setting
+from hyla.latents.analysis import Options
+from hyla.latents.read import write_analysis
+from hyla.report.comparison import summarise
+from hyla.report.plan import RUNS, Figure, Plan, Selection, Setting
 from hyla.training.config import TrainConfig, preset_default, preset_paper
 
 BudgetName = Literal["quick", "short", "paper"]
@@ -112,8 +116,8 @@ def logic_ablation(request: Request) -> Experiment:
 def logic_latents(request: Request) -> Experiment:
     """Fuzzy logic: the models whose latent codes are decoded into the terms of the function.
 
-    Setting: 96 points, 50% held out, seed and official split 2024; otherwise the headline's. Read their codes with
-    `hyla latents RUN`, for the runs of the settings that the report shows as chosen.
+    Setting: 96 points, 50% held out, seed and official split 2024; otherwise the headline's. When all is trained, the codes
+    of the chosen runs are read into latents/ (as by `hyla latents`).
     Command: hyla reproduce logic-latents --budget paper
     Cost: 12 runs (3 mechanisms x 4 settings x 1 seed), each about 90 minutes on one core; 9 hours on 2 cores. On a GPU
     about 5 minutes a run (estimate).
@@ -130,6 +134,7 @@ def logic_latents(request: Request) -> Experiment:
         | {"quick": "Codes of models that have hardly learned say nothing about the paper's claim."},
         seeds=(2024,),
         quick_seeds=(2024,),
+        after=read_latents,
     )
 
 
@@ -224,14 +229,14 @@ def sraven_ablation(request: Request) -> Experiment:
 def sraven_latents(request: Request) -> Experiment:
     """SRAVEN: the models whose latent codes are decoded into the rules of a puzzle: those of the headline.
 
-    Read their codes with `hyla latents RUN`, for the runs of the settings that the report shows as chosen.
+    When all is trained, the codes of the chosen runs are read into latents/ (as by `hyla latents`).
     Command: hyla reproduce sraven-latents --budget paper; with --out on the folder of sraven-headline nothing is trained
     twice.
     Cost: 36 runs, as the headline.
     Reported: figures without numbers in our source.
     """
     title = "SRAVEN: models for reading latent codes"
-    return replace(sraven_headline(request), name="sraven-latents", title=title)
+    return replace(sraven_headline(request), name="sraven-latents", title=title, after=read_latents)
 
 
 EXPERIMENTS = {
@@ -244,6 +249,16 @@ EXPERIMENTS = {
     "sraven-ablation": sraven_ablation,
     "sraven-latents": sraven_latents,
 }
+
+
+def read_latents(folder: Path, plan: Plan) -> None:
+    """Read the codes of every chosen run that has finished, beside each other."""
+    comparison = summarise(plan, folder)
+    chosen = [run for variant in comparison.variants for run in comparison.runs_of(variant)]
+    paths = [folder / RUNS / run.name for run in chosen if run.state == "finished"]
+    if paths:
+        options = Options(reference=plan.task == "logic")
+        write_analysis(paths, folder / "latents", options, f"{plan.command} (then hyla latents)")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -427,6 +442,7 @@ def experiment(
     quick_seeds: tuple[int, ...] = (0,),
     figures: tuple[Figure, ...] = ("scores", "curves"),
     warmup_factors: Sequence[int] = (1,),
+    after: Callable[[Path, Plan], None] | None = None,
 ) -> Experiment:
     """The experiment with these rows, each with the whole grid of hyperparameters or its first setting.
 
@@ -461,4 +477,5 @@ def experiment(
         baseline=next(one.name for one in rows if one.config.model.mechanism == "softmax"),
         axes=tuple(rows[0].axes),
         figures=figures,
+        after=after,
     )

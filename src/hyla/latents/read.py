@@ -41,7 +41,7 @@ NOTES = [
 ]
 
 
-def check_extras(project: str) -> None:
+def check_extras(project: str = "tsne") -> None:
     """Raise MissingExtraError before any work starts if something in the end would lack a package."""
     needed = [("sklearn", "latents"), ("matplotlib", "report"), ("plotly", "report")]
     for package, extra in [*needed, *([("umap", "umap")] if project == "umap" else [])]:

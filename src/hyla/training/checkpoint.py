@@ -160,7 +160,7 @@ def verify(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"step", "best", "seconds", "files"} <= set(state):
         raise RunError(f"{path / STATE} lacks step, best, seconds or files")
     files, best = state["files"], state["best"]
-    sound = isinstance(files, dict) and {MODEL, OPTIMIZER} <= set(files)
+    sound = isinstance(files, dict) and MODEL in files  # a published run that has ended keeps the weights alone
     sound = sound and all(isinstance(entry, dict) and {"bytes", "blake2b"} <= set(entry) for entry in files.values())
     sound = sound and isinstance(state["seconds"], int | float) and (best is None or {"step", "score"} <= set(best))
     if not sound:
@@ -204,6 +204,8 @@ def load_checkpoint(
     for at, path in reversed(candidates):
         try:
             state = verify(path)
+            if optimizer is not None and OPTIMIZER not in state["files"]:
+                raise RunError(f"{path} holds the weights alone, not the optimiser's state")
         except RunError as error:
             skipped.append(str(error))
             continue
