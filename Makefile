@@ -40,7 +40,7 @@ docs: .venv/.installed
 	$(PYTHON) -m venv .venv || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP_INSTALL) -e '.[report,parquet]'
+	$(PIP_INSTALL) -e '.[report,parquet,latents]'
 	touch $@
 
 .venv/.installed-test: .venv/.installed
