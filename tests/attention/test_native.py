@@ -114,6 +114,18 @@ def test_bias_broadcasts_and_its_gradient_is_summed(shape, mechanism):
     assert_same(inputs(3, 4, 9, 11), torch.randn(shape, dtype=torch.float64), mechanism=mechanism)
 
 
+@pytest.mark.parametrize("mechanism", ["linear", "hyla"])
+def test_threads(mechanism):
+    torch.set_num_threads(3)
+    try:
+        for batch, heads in ((7, 4), (5, 16), (2, 3)):
+            for entries in (1, batch):
+                bias = torch.randn(entries, heads, 9, 11, dtype=torch.float64)
+                assert_same(inputs(batch, heads, 9, 11), bias, mechanism=mechanism)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_leading_sizes():
     for leading in [(), (2, 3), (1, 1, 2)]:
         tensors = [tensor[0].expand(*leading, *tensor.shape[1:]) for tensor in inputs(1, 4, 5, 7)]

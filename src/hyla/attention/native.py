@@ -257,19 +257,21 @@ def native_attention_backward(
         _run(functions.hyla_backward, call)
         return *grads, query.new_empty(0)
     # Threads share the entries of a bias that serves several sequences, so each adds to a copy of its own.
-    copies = call.threads if bias.shape[0] < query.shape[0] else 1
+    shared = bias.shape[0] < query.shape[0]
     if apart:
-        laid = _side_by_side(bias, query.shape, functions.hyla_lanes())
-        partial = query.new_zeros(copies, *laid.shape)
-        call.grad_bias, call.part_bias = _describe_laid(partial[0], query.shape, functions), partial.stride(0)
-        _run(functions.hyla_backward, call)
-        return *grads, _one_by_one(partial.sum(0), bias, query.shape)
-    entries, heads, num_queries, num_keys = bias.shape
-    partial = query.new_zeros(copies, entries, num_queries, heads, _padded(functions, num_keys))
-    call.grad_bias = _describe(partial[0].transpose(1, 2), query.shape[0])
-    call.part_bias = partial.stride(0)
+        sizes = _side_by_side(bias, query.shape, functions.hyla_lanes()).shape
+    else:
+        sizes = (bias.shape[0], bias.shape[2], bias.shape[1], _padded(functions, bias.shape[3]))
+    partial = query.new_zeros(call.threads if shared else 1, *sizes)
+    if apart:
+        call.grad_bias = _describe_laid(partial[0], query.shape, functions)
+    else:
+        call.grad_bias = _describe(partial[0].transpose(1, 2), query.shape[0])
+    call.part_bias = partial.stride(0) if shared else 0
     _run(functions.hyla_backward, call)
-    return *grads, partial.sum(0).transpose(1, 2)[..., :num_keys].contiguous()
+    if apart:
+        return *grads, _one_by_one(partial.sum(0), bias, query.shape)
+    return *grads, partial.sum(0).transpose(1, 2)[..., : bias.shape[3]].contiguous()
 
 
 def _functions(query: Tensor, value: Tensor, score_norm: str, depth: int, activation: str) -> ctypes.CDLL:
