@@ -71,6 +71,18 @@ def test_equals_eager_at_the_sizes_of_the_paper(mechanism, heads, width, queries
     assert_same(inputs(5, heads, queries, keys, width, width, torch.float32), bias, mechanism=mechanism)
 
 
+@pytest.mark.parametrize("mechanism", ["softmax", "linear"])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (5, 1), (7, 2), (4, 3), (3, 8), (2, 12), (1, 16), (2, 20)])
+@pytest.mark.parametrize(("qk_depth", "v_depth"), [(1, 4), (3, 2), (8, 32)])
+def test_any_number_of_heads_side_by_side(batch, heads, qk_depth, v_depth, mechanism):
+    for dtype in (torch.float64, torch.float32):
+        tensors = inputs(batch, heads, 5, 6, qk_depth, v_depth, dtype)
+        for entries, few in ((batch, heads), (1, heads), (batch, 1)):
+            mask = torch.rand(entries, few, 5, 6) > 0.3
+            bias = torch.randn(entries, few, 5, 6, dtype=dtype)
+            assert_same(tensors, bias, mask=mask, mechanism=mechanism)
+
+
 @pytest.mark.parametrize("activation", ["identity", "silu", "gelu"])
 def test_other_activations(activation):
     assert_same(inputs(2, 4, 5, 17), mechanism="hyla", value_network=ValueNetwork(2, activation))
@@ -97,8 +109,21 @@ def test_masks(mechanism):
     "shape",
     [(), (1,), (11,), (9, 1), (9, 11), (4, 1, 1), (4, 1, 11), (1, 9, 11), (3, 1, 1, 1), (3, 4, 9, 11), (1, 4, 9, 11)],
 )
-def test_bias_broadcasts_and_its_gradient_is_summed(shape):
-    assert_same(inputs(3, 4, 9, 11), torch.randn(shape, dtype=torch.float64), mechanism="hyla")
+@pytest.mark.parametrize("mechanism", ["linear", "hyla"])
+def test_bias_broadcasts_and_its_gradient_is_summed(shape, mechanism):
+    assert_same(inputs(3, 4, 9, 11), torch.randn(shape, dtype=torch.float64), mechanism=mechanism)
+
+
+@pytest.mark.parametrize("mechanism", ["linear", "hyla"])
+def test_threads(mechanism):
+    torch.set_num_threads(3)
+    try:
+        for batch, heads in ((7, 4), (5, 16), (2, 3)):
+            for entries in (1, batch):
+                bias = torch.randn(entries, heads, 9, 11, dtype=torch.float64)
+                assert_same(inputs(batch, heads, 9, 11), bias, mechanism=mechanism)
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_leading_sizes():

@@ -2,7 +2,7 @@
 
    native.py compiles this file once for each mechanism, dtype and set of head sizes, with these macros:
      REAL, INT     float and int32_t, or double and int64_t
-     ALL DK DV     heads, width per head of queries/keys and of values: constants, so that the loops over them unroll
+     HEADS DK DV   heads, width per head of queries/keys and of values: constants, so that the loops over them unroll
      NORM          SOFTMAX, NONE or RMS_HEAD
      DEPTH         1 (ordinary attention) or 2 (the value network of HYLA)
      ACTIVATION    IDENTITY, RELU, SILU or GELU
@@ -21,31 +21,11 @@
 #define SILU 2
 #define GELU 3
 
-/* Heads that are done together: all where they meet in one pair of tokens, else few enough for the first-level cache. */
-#if DEPTH == 1 && NORM != RMS_HEAD && ALL % 8 == 0
-#define HEADS 8
-#else
-#define HEADS ALL
-#endif
 #define HK (HEADS * DK)
 #define HV (HEADS * DV)
 #define EPSILON ((REAL)1e-6) /* RMS_EPSILON of mechanisms.py */
 
-/* Strides are in elements. `group` consecutive sequences share one entry of the first axis. */
-typedef struct {
-    REAL *data;
-    int64_t group, batch, head, token, depth;
-} Tensor;
-
-typedef struct {
-    int64_t batch, queries, keys, threads;
-    double scale;
-    Tensor query, key, value;
-    Tensor bias, mask, keep; /* keys padded to whole tiles; data = NULL: there is none. mask is 1 where allowed */
-    Tensor out;              /* forward: the result; backward: its gradient */
-    Tensor grad_query, grad_key, grad_value, grad_bias;
-    int64_t part_bias; /* distance between the copies of grad_bias, one for each thread */
-} Call;
+#include "call.h"
 
 /* One level of `lanes` below: `count` vectors become half as many, lane bit `s` telling which of two a lane belongs to. A
    function of its own, so that the compiler knows `s` and with it the shuffles. */
@@ -409,15 +389,6 @@ static void backward_sequence(const Call *c, vec *scratch, int64_t b, int64_t pa
     scatter(grad_value, &c->grad_value, b, c->keys, DV);
 }
 
-/* The same call without its first heads. */
-static Call from_head(Call c, int64_t first) {
-    Tensor *tensors[] = {&c.query, &c.key,        &c.value,    &c.bias,       &c.mask,     &c.keep,
-                         &c.out,   &c.grad_query, &c.grad_key, &c.grad_value, &c.grad_bias};
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-        if (tensors[i]->data) tensors[i]->data += first * tensors[i]->head;
-    return c;
-}
-
 /* Sequences are dealt to the threads in fixed contiguous parts, so that the same number of threads gives the same bits.
    Both return 0, or 1 where there is no memory. */
 static int run(const Call *c, int backward) {
@@ -428,13 +399,10 @@ static int run(const Call *c, int backward) {
 #pragma omp parallel for num_threads((int)parts) schedule(static, 1)
     for (int64_t part = 0; part < parts; part++)
         for (int64_t b = c->batch * part / parts; b < c->batch * (part + 1) / parts; b++)
-            for (int first = 0; first < ALL; first += HEADS) {
-                const Call some = from_head(*c, first);
-                if (backward)
-                    backward_sequence(&some, scratch + part * vectors, b, part);
-                else
-                    forward_sequence(&some, scratch + part * vectors, b);
-            }
+            if (backward)
+                backward_sequence(c, scratch + part * vectors, b, part);
+            else
+                forward_sequence(c, scratch + part * vectors, b);
     free(scratch);
     return 0;
 }

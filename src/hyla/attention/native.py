@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from hyla.attention import eager
 from hyla.attention.mechanisms import Mechanism, ValueNetwork
 
-SOURCE = Path(__file__).with_name("native.c")
+SOURCE, ACROSS = (Path(__file__).with_name(name) for name in ("native.c", "across.c"))
 MAX_WIDTH = 8_192  # heads times width per head: a query's vectors live on the stack
 
 # No -ffast-math: NaN and inf keep their meaning. These two only give up errno and floating-point traps.
@@ -78,6 +78,11 @@ def _processor() -> str:
     return "\n".join([platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *kept])
 
 
+def _apart(score_norm: str, depth: int) -> bool:
+    """Whether heads never meet: then across.c puts them side by side."""
+    return depth == 1 and score_norm != "rms_head"
+
+
 def load(
     dtype: torch.dtype,
     score_norm: str,
@@ -89,13 +94,14 @@ def load(
     vector_bytes: int = 64,
 ) -> ctypes.CDLL:
     """The compiled functions for one mechanism, dtype and set of sizes; BuildError if they cannot be had."""
-    macros = {"ALL": heads, "DK": qk_depth, "DV": v_depth, "NORM": score_norm.upper()}
-    return build(SOURCE, dtype, **macros, DEPTH=depth, ACTIVATION=activation.upper(), BYTES=vector_bytes)
+    macros = {"HEADS": heads, "DK": qk_depth, "DV": v_depth, "NORM": score_norm.upper()}
+    source = ACROSS if _apart(score_norm, depth) else SOURCE
+    return build(source, dtype, **macros, DEPTH=depth, ACTIVATION=activation.upper(), BYTES=vector_bytes)
 
 
 @functools.cache
 def build(source: Path, dtype: torch.dtype, **macros: int | str) -> ctypes.CDLL:
-    """The functions of a C file beside vectors.h, compiled for a dtype with these macros; BuildError if that cannot be."""
+    """The functions of a C file, compiled for a dtype with these macros; BuildError if that cannot be."""
     real, whole = ("float", "int32_t") if dtype == torch.float32 else ("double", "int64_t")
     defines = [f"-D{name}={value}" for name, value in {"REAL": real, "INT": whole, **macros}.items()]
     failures = []
@@ -109,7 +115,7 @@ def build(source: Path, dtype: torch.dtype, **macros: int | str) -> ctypes.CDLL:
 
 def _build(source: Path, flags: list[str]) -> ctypes.CDLL:
     compiler, version = _compiler()
-    texts = [source.read_text(), source.with_name("vectors.h").read_text()]
+    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
     key = "\0".join([*texts, version, *flags, _processor()])
     library = cache_folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
     try:
@@ -227,7 +233,7 @@ _INPUTS = (
 @torch.library.custom_op("hyla::native_attention", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
 def native_attention(query, key, value, bias, mask, keep, scale, score_norm, depth, activation):
     functions = _functions(query, value, score_norm, depth, activation)
-    call, out, _alive = _call(functions, query, key, value, bias, mask, keep, scale)
+    call, out, _alive = _call(functions, query, key, value, bias, mask, keep, scale, _apart(score_norm, depth))
     call.out = _describe(out)
     _run(functions.hyla_forward, call)
     return out
@@ -242,7 +248,8 @@ def native_attention_backward(
     grad, query, key, value, bias, mask, keep, scale, score_norm, depth, activation, wants_bias
 ):
     functions = _functions(query, value, score_norm, depth, activation)
-    call, _, _alive = _call(functions, query, key, value, bias, mask, keep, scale)
+    apart = _apart(score_norm, depth)
+    call, _, _alive = _call(functions, query, key, value, bias, mask, keep, scale, apart)
     call.out = _describe(grad)
     grads = tuple(_token_major(tensor) for tensor in (query, key, value))
     call.grad_query, call.grad_key, call.grad_value = map(_describe, grads)
@@ -250,20 +257,38 @@ def native_attention_backward(
         _run(functions.hyla_backward, call)
         return *grads, query.new_empty(0)
     # Threads share the entries of a bias that serves several sequences, so each adds to a copy of its own.
-    copies = call.threads if bias.shape[0] < query.shape[0] else 1
-    entries, heads, num_queries, num_keys = bias.shape
-    partial = query.new_zeros(copies, entries, num_queries, heads, _padded(functions, num_keys))
-    call.grad_bias = _describe(partial[0].transpose(1, 2), query.shape[0])
-    call.part_bias = partial.stride(0)
+    shared = bias.shape[0] < query.shape[0]
+    if apart:
+        sizes = _side_by_side(bias, query.shape, functions.hyla_lanes()).shape
+    else:
+        sizes = (bias.shape[0], bias.shape[2], bias.shape[1], _padded(functions, bias.shape[3]))
+    partial = query.new_zeros(call.threads if shared else 1, *sizes)
+    if apart:
+        call.grad_bias = _describe_laid(partial[0], query.shape, functions)
+    else:
+        call.grad_bias = _describe(partial[0].transpose(1, 2), query.shape[0])
+    call.part_bias = partial.stride(0) if shared else 0
     _run(functions.hyla_backward, call)
-    return *grads, partial.sum(0).transpose(1, 2)[..., :num_keys].contiguous()
+    if apart:
+        return *grads, _one_by_one(partial.sum(0), bias, query.shape)
+    return *grads, partial.sum(0).transpose(1, 2)[..., : bias.shape[3]].contiguous()
 
 
 def _functions(query: Tensor, value: Tensor, score_norm: str, depth: int, activation: str) -> ctypes.CDLL:
-    num_keys, lanes = value.shape[2], 64 // query.element_size()
-    narrow, wide = (-(-num_keys // width) * width for width in (lanes // 2, lanes))  # keys with their padding
-    sizes = (query.shape[1], query.shape[3], value.shape[3])
-    return load(query.dtype, score_norm, depth, activation, *sizes, 32 if 6 * narrow <= 5 * wide else 64)
+    batch, heads, num_keys, lanes = *query.shape[:2], value.shape[2], 64 // query.element_size()
+    if _apart(score_norm, depth):
+        narrow, wide = (_num_vectors(batch, heads, width) for width in (lanes // 2, lanes))
+        halves = narrow < 1.6 * wide  # a vector of half the width costs a little more than half
+    else:
+        narrow, wide = (-(-num_keys // width) * width for width in (lanes // 2, lanes))  # keys with their padding
+        halves = 6 * narrow <= 5 * wide
+    sizes = (heads, query.shape[3], value.shape[3])
+    return load(query.dtype, score_norm, depth, activation, *sizes, 32 if halves else 64)
+
+
+def _num_vectors(batch: int, heads: int, lanes: int) -> int:
+    """How many vectors hold all heads of all sequences: see across.c."""
+    return -(-batch // max(lanes // heads, 1)) * -(-heads // lanes)
 
 
 class _Tensor(ctypes.Structure):
@@ -301,21 +326,59 @@ def _token_major(like: Tensor) -> Tensor:
     return like.new_empty(batch, tokens, heads, depth).transpose(1, 2)
 
 
-def _call(functions, query, key, value, bias, mask, keep, scale) -> tuple[_Call, Tensor, list[Tensor]]:
+def _side_by_side(tensor: Tensor, sizes: torch.Size, lanes: int) -> Tensor:
+    """A bias `[1 or a divisor of B, 1 or H, 1 or Q, K]` as across.c reads it, `[groups, 1 or Q, K, lanes]`; `sizes` are the
+    query's, of which the first two are B and H. One group where all share an entry."""
+    (batch, heads), side = sizes[:2], max(lanes // sizes[1], 1)
+    each = batch // tensor.shape[0]  # sequences that share an entry
+    tensor = tensor.expand(-1, heads, -1, -1)
+    if tensor.shape[0] == 1 or each % side == 0:
+        tensor = tensor.unsqueeze(1).expand(-1, side, -1, -1, -1)
+    else:
+        tensor = tensor.repeat_interleave(each, 0)
+        tensor = F.pad(tensor, (0, 0, 0, 0, 0, 0, 0, -batch % side)).unflatten(0, (-1, side))
+    tensor = tensor.permute(0, 3, 4, 1, 2).flatten(3)
+    return F.pad(tensor, (0, -tensor.shape[-1] % lanes)).contiguous()
+
+
+def _one_by_one(laid: Tensor, like: Tensor, sizes: torch.Size) -> Tensor:
+    """The gradient of `like` from that of `_side_by_side(like, ...)`."""
+    (batch, heads), side = sizes[:2], max(laid.shape[-1] // sizes[1], 1)
+    entries = like.shape[0]
+    laid = laid[..., : side * heads].unflatten(3, (side, heads)).permute(0, 3, 4, 1, 2)
+    if entries == 1 or batch // entries % side == 0:
+        grad = laid.sum(1)
+    else:
+        grad = laid.flatten(0, 1)[:batch].unflatten(0, (entries, -1)).sum(1)
+    return (grad.sum(1, keepdim=True) if like.shape[1] == 1 else grad).contiguous()
+
+
+def _describe_laid(laid: Tensor, sizes: torch.Size, functions: ctypes.CDLL) -> _Tensor:
+    groups = -(-sizes[0] // max(functions.hyla_lanes() // sizes[1], 1))
+    entry, query, key, _ = (stride if size > 1 else 0 for stride, size in zip(laid.stride(), laid.shape, strict=True))
+    return _Tensor(laid.data_ptr(), max(groups // laid.shape[0], 1), entry, key, query, 1)
+
+
+def _call(functions, query, key, value, bias, mask, keep, scale, apart) -> tuple[_Call, Tensor, list[Tensor]]:
     """(arguments for C, the empty output, tensors that must stay alive during the call)."""
     batch, heads, num_queries, _ = query.shape
     out = query.new_empty(batch, num_queries, heads, value.shape[-1]).transpose(1, 2)
-    threads = max(1, min(torch.get_num_threads(), batch))
+    lanes = functions.hyla_lanes()
+    threads = max(1, min(torch.get_num_threads(), _num_vectors(batch, heads, lanes) if apart else batch))
     call = _Call(batch, num_queries, key.shape[2], threads, scale)
     call.query, call.key, call.value = map(_describe, (query, key, value))
     alive = []
     for name, tensor in (("bias", bias), ("mask", mask), ("keep", keep)):
-        if tensor is not None:
+        if tensor is None:
+            continue
+        if apart:
+            laid = _side_by_side(tensor.to(query.dtype), query.shape, lanes)
+            setattr(call, name, _describe_laid(laid, query.shape, functions))
+        else:
             # All heads of a query side by side, since they are read together.
-            pad = _padded(functions, tensor.shape[-1]) - tensor.shape[-1]
-            padded = F.pad(tensor.to(query.dtype).transpose(1, 2), (0, pad)).contiguous()
-            setattr(call, name, _describe(padded.transpose(1, 2), batch))
-            alive.append(padded)
+            laid = F.pad(tensor.to(query.dtype).transpose(1, 2), (0, -tensor.shape[-1] % lanes)).contiguous()
+            setattr(call, name, _describe(laid.transpose(1, 2), batch))
+        alive.append(laid)
     return call, out, alive
 
 
