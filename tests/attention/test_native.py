@@ -202,9 +202,10 @@ def test_gradcheck_with_second_derivatives(mechanism):
     assert torch.autograd.gradgradcheck(function, (*tensors, bias))
 
 
-def test_vmap_over_everything_or_some():
-    tensors = [torch.stack([tensor, 2 * tensor, -tensor]) for tensor in inputs(2, 4, 5, 7)]
-    bias = torch.randn(3, 4, 5, 7, dtype=torch.float64)
+@pytest.mark.parametrize("mechanism", ["hyla", "softmax"])
+def test_vmap_over_everything_or_some(mechanism):
+    tensors = [torch.stack([tensor, 2 * tensor, -tensor]) for tensor in inputs(2, 2, 5, 7)]
+    bias = torch.randn(3, 2, 5, 7, dtype=torch.float64)
     mask = torch.rand(2, 1, 5, 7) > 0.3
     for axes in [(0, 0, 0, 0), (0, None, 0, None), (None, 0, None, 0)]:
         results = []
@@ -212,7 +213,7 @@ def test_vmap_over_everything_or_some():
             args = [x if axis == 0 else x[0] for x, axis in zip((*tensors, bias), axes, strict=True)]
             args = [x.detach().requires_grad_() for x in args]
             out = torch.vmap(
-                lambda *each, b=backend: hyper_attention(*each, mask, mechanism="hyla", backend=b), in_dims=axes
+                lambda *each, b=backend: hyper_attention(*each, mask, mechanism=mechanism, backend=b), in_dims=axes
             )(*args)
             results.append([out, *torch.autograd.grad(out.square().sum(), args)])
         for a, b in zip(*results, strict=True):

@@ -15,7 +15,8 @@
 
 /* Where lane l of group g begins for token 0; NULL for a lane that nothing belongs to. */
 static inline REAL *lane(const Call *c, const Tensor *tensor, int64_t g, int l) {
-    const int64_t vectors = (HEADS + WIDE - 1) / WIDE, b = g / vectors * SIDE + l / WIDE, h = g % vectors * WIDE + l % WIDE;
+    const int64_t vectors = (HEADS + WIDE - 1) / WIDE;
+    const int64_t b = g / vectors * SIDE + l / WIDE, h = g % vectors * WIDE + l % WIDE;
     return l < SIDE * WIDE && h < HEADS && b < c->batch ? tensor->data + b * tensor->batch + h * tensor->head : NULL;
 }
 
@@ -78,7 +79,8 @@ static inline __attribute__((always_inline)) void copy(const Call *c, vec *vecto
             if (piece > 1)
                 memcpy(back ? other : own, back ? own : other, sizeof(REAL) * WIDE * depth);
             else
-                for (int d = 0; d < depth; d++) *(back ? other + d * step : own + d * W) = back ? own[d * W] : other[d * step];
+                for (int d = 0; d < depth; d++)
+                    *(back ? other + d * step : own + d * W) = back ? own[d * W] : other[d * step];
     }
 }
 
@@ -185,7 +187,7 @@ static void backward(const Call *c, vec *scratch, int64_t g, int64_t part) {
     scatter(c, grad_value, &c->grad_value, g, keys, DV);
 }
 
-/* As in native.c. */
+/* Groups are dealt to the threads as sequences are in native.c. Returns 0, or 1 where there is no memory. */
 static int run(const Call *c, int back) {
     const int64_t groups = (c->batch + SIDE - 1) / SIDE * ((HEADS + WIDE - 1) / WIDE), parts = c->threads;
     const int64_t vectors = (2 * c->keys * (DK + DV + 1) + c->queries * (DK + DV) + 64) / 64 * 64;

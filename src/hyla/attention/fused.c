@@ -121,7 +121,8 @@ static void forward(const Call *c, int64_t first, int64_t rows, REAL *scratch) {
 
 static void backward(const Call *c, int64_t first, int64_t rows, REAL *scratch, REAL *grads) {
     const int64_t inputs = c->inputs;
-    REAL *before = scratch, *slope = before + TILE * inputs, *grad = slope + TILE * inputs, *mean = grad + TILE * inputs;
+    REAL *before = scratch, *slope = before + TILE * inputs;
+    REAL *grad = slope + TILE * inputs, *mean = grad + TILE * inputs;
     REAL *grad_weight = grads, *grad_bias = grads;
     REAL *grad_x = c->grad_x ? c->grad_x + first * inputs : NULL;
     const REAL *x = c->x + first * inputs;

@@ -1,9 +1,9 @@
 """The `native` backend: the equations of eager.py fused into one C function for the CPU, compiled on first use.
 
-`native.c` is compiled by the machine's C compiler for each mechanism, dtype and set of head sizes that is met (about a
-second each), and the result is kept in the user's cache directory. `problem()` says why this machine cannot do that,
-`unsupported()` why a call cannot be done here. The pair of operators `hyla::native_attention` and its backward have fake,
-autograd and vmap rules; second derivatives are those of eager.py.
+`native.c` (or `across.c`, where heads never meet) is compiled by the machine's C compiler for each mechanism, dtype and set
+of head sizes that is met (about a second each), and the result is kept in the user's cache directory. `problem()` says why
+this machine cannot do that, `unsupported()` why a call cannot be done here. The pair of operators `hyla::native_attention`
+and its backward have fake, autograd and vmap rules; second derivatives are those of eager.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROBE = ("rms_head", 2, "relu", 1, 1, 1)
 
 
 class BuildError(RuntimeError):
-    """native.c could not be compiled or loaded; the message says why."""
+    """A C file could not be compiled or loaded; the message says why."""
 
 
 def cache_folder() -> Path:

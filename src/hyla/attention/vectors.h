@@ -1,5 +1,5 @@
-/* Vectors of W numbers, for native.c and fused.c. Macros: REAL and INT are float and int32_t, or double and int64_t; BYTES is
-   at most how wide a vector is. */
+/* Vectors of W numbers, for native.c, across.c and fused.c. Macros: REAL and INT are float and int32_t, or double and
+   int64_t; BYTES is at most how wide a vector is. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
