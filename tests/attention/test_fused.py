@@ -48,6 +48,11 @@ def assert_same(function, leaves):
         assert relative_error(found, expected) < TOLERANCE[found.dtype]
 
 
+@pytest.fixture(autouse=True)
+def fused_at_any_size(monkeypatch):
+    monkeypatch.setattr(fused, "MIN_ROWS", 1)
+
+
 @pytest.fixture
 def counted(monkeypatch):
     """How often the fused operator has been called."""
@@ -185,8 +190,12 @@ def test_what_it_cannot_do_is_left_to_the_modules(counted, monkeypatch):
     assert not counted
     fused.project(x, norm, [layer])
     assert counted
-    monkeypatch.setattr(fused, "MAX_WEIGHTS", 15)
+    monkeypatch.setattr(fused, "MIN_ROWS", 3)
     del counted[:]
+    fused.project(x, norm, [layer])
+    assert not counted
+    monkeypatch.setattr(fused, "MIN_ROWS", 1)
+    monkeypatch.setattr(fused, "MAX_WEIGHTS", 15)
     fused.project(x, norm, [layer])
     assert not counted
 

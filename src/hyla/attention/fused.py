@@ -2,7 +2,7 @@
 
 `project` and `add_projected` are written out in modules, and that is what runs wherever the fused operator
 `hyla::fused_linear` (fused.c, compiled as native.py does) cannot: on a GPU, in other dtypes, for norms and layers of other
-kinds or with hooks, under autocast and torch.func's derivatives. Both compute the same.
+kinds or with hooks, for few rows, under autocast and torch.func's derivatives. Both compute the same.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hyla.attention import native
 
 SOURCE = Path(__file__).with_name("fused.c")
 TILE, MAX_LAYERS = 128, 3  # as in fused.c
+MIN_ROWS = 2**11  # with fewer, calling it costs more than it saves
 MAX_WEIGHTS = 2**18  # numbers: what the second-level cache holds beside a tile
 
 
@@ -44,7 +45,9 @@ def add_projected(
 
 
 def _fuses(backend: str, x: Tensor, layers: Sequence[nn.Module], norm: nn.Module | None = None) -> bool:
-    if backend == "eager" or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or not x.numel():
+    if backend == "eager" or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return False
+    if not x.numel() or x.numel() // x.shape[-1] < MIN_ROWS:
         return False
     if any(type(layer) is not nn.Linear for layer in layers) or not (norm is None or type(norm) is nn.LayerNorm):
         return False
