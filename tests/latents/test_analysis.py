@@ -87,6 +87,7 @@ def test_input_tokens_are_probed_beside_the_codes(planted):
     titles = [part["title"] for part in planted["others"]]
     assert titles == ["the input tokens", "all layers"]
     assert score(planted["others"][0])["value"] == 1
+    assert {part["purity_inputs"] for layer in planted["layers"] for part in layer["structure"]} != {None}
 
 
 # --- what is read of each task -----------------------------------------------------------------------------------------

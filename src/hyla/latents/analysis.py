@@ -68,6 +68,10 @@ def analyse(model: Any, reading: Reading, collection: Collection, options: Optio
     flat = {
         layer: {split: _features(collection.codes(layer, split)) for split in splits} for layer in collection.layers
     }
+    inputs = _input_tokens(collection)
+    inputs_structure = {
+        split: _structure(split, inputs[split], labels[split], groups[split], options.seed) for split in splits
+    }
     layers, cosines = [], []
     for layer in collection.layers:
         codes = flat[layer]
@@ -85,7 +89,9 @@ def analyse(model: Any, reading: Reading, collection: Collection, options: Optio
                 "per_class": found["per_class"],
                 "few_shot": found["few_shot"],
                 "structure": [
-                    _structure(split, codes[split], labels[split], groups[split], options.seed) for split in splits
+                    _structure(split, codes[split], labels[split], groups[split], options.seed)
+                    | {"purity_inputs": inputs_structure[split]["purity_other_tasks"]}
+                    for split in splits
                 ],
                 "projection": _projection(codes, rows, options),
                 "mean_codes": {"split": test, "values": _plain(mean_CF), "counts": _counts(shown, len(classes))},
@@ -97,7 +103,7 @@ def analyse(model: Any, reading: Reading, collection: Collection, options: Optio
                 else None,
             }
         )
-    others = [("the input tokens", _input_tokens(collection))]
+    others = [("the input tokens", inputs)]
     if len(layers) > 1:
         others.append(("all layers", {split: np.concatenate([c[split] for c in flat.values()], 1) for split in splits}))
     return {

@@ -281,6 +281,8 @@ def structure_text(layer: Data) -> list[str]:
     lines = []
     for one in layer["structure"]:
         inner = f"chance {format_value(one['purity_chance'])}, other tasks {format_value(one['purity_other_tasks'])}"
+        if one.get("purity_inputs") is not None:
+            inner += f", of inputs {format_value(one['purity_inputs'])}"
         name = one["split"].replace("_", "-")
         purity, silhouette = format_value(one["purity"]), format_value(one["silhouette"])
         lines.append(f"{name}: purity {purity} ({inner}), silhouette {silhouette}")
@@ -289,7 +291,8 @@ def structure_text(layer: Data) -> list[str]:
 
 STRUCTURE_NOTE = (
     "Purity: share of a code's nearest neighbours that are of its class, among all codes and among those of other tasks "
-    "only; silhouette: from −1 to 1. Both are of the codes themselves, not of their projection."
+    "only; of inputs: the latter for the pairs' own input tokens. Silhouette: from −1 to 1. All are of the codes "
+    "themselves, not of their projection."
 )
 
 
