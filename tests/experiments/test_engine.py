@@ -283,9 +283,12 @@ def test_a_diverged_run_is_an_end_and_one_that_keeps_being_killed_a_failure(tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_workers_too(number, tmp_path):
+def test_a_signal_stops_the_workers_too(number, tmp_path, request):
     experiment = small(steps=10_000)
     workers = []
+    if number == signal.SIGINT:  # where the tests run in the background of a script, it is ignored
+        previous = signal.signal(number, signal.default_int_handler)
+        request.addfinalizer(lambda: signal.signal(number, previous))
 
     def interrupt(jobs):
         if not workers and states(jobs) == ["running"] * 2:
