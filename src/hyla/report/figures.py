@@ -300,7 +300,9 @@ def _draw_curves(figure: Any, comparison: Comparison, panels: Sequence[tuple[str
             panel.tick_params(labelbottom=True)
     label = tables.metric_label(comparison.plan.metric)
     figure.supylabel(f"{label} (axis cut at {low:.3g})".replace("-", "−") if cut else label, fontsize=8, color=_INK)
-    _legend(figure, comparison, lines, size)
+    begun = [name for name in comparison.variants if any(run.curve for run in comparison.runs_of(name))]
+    shown = {series(comparison)[name] for name in begun}  # no line, no entry
+    _legend(figure, comparison, {name: line for name, line in lines.items() if name in shown} or lines, size)
     _caption(figure, comparison, size, caption(comparison))
 
 
