@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,21 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}") from None
     except (OSError, ValueError, RecursionError) as error:  # not text, a number of thousands of digits, endless nesting
         raise RunError(f"{path} cannot be read: {error}") from None
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes the name `path` when the block ends, in place of an older one. Where the block fails,
+    nothing of it is left and the older one stays."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class MetricsLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,23 @@ def make_run(tmp_path: Path) -> MakeRun:
         return run
 
     return make
+
+
+@pytest.fixture
+def hide_package(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """hide_package("plotly"): from here on it is as if that were not installed."""
+
+    def hide(package: str) -> None:
+        real = builtins.__import__
+
+        def without(name: str, *rest: Any) -> Any:
+            if name.startswith(package):
+                raise ImportError(name)
+            return real(name, *rest)
+
+        monkeypatch.setattr(builtins, "__import__", without)
+
+    return hide
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import re
 
 import matplotlib
@@ -205,15 +204,8 @@ def test_every_mechanism_has_a_look_of_its_own():
     assert canvas.style("never heard of") == canvas.style("never heard of")
 
 
-def test_missing_matplotlib(make_run, compare, tmp_path, monkeypatch):
+def test_missing_matplotlib(make_run, compare, tmp_path, hide_package):
     comparison = compare([make_run("hyla", 0, {"held_out": 0.5})])
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    hide_package("matplotlib")
     with pytest.raises(MissingExtraError, match=r"drawing figures needs matplotlib.*hyla\[report\]"):
         figures.learning_curves(comparison, tmp_path / "x")

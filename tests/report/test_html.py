@@ -4,50 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from urllib.parse import quote, unquote
 
 import pytest
+from page_parser import Page
 
 from hyla.report import html, tables
 from hyla.report.comparison import summarise
 
 EVIL = '<script>alert("x")</script>'
-VOID = {"meta", "circle", "line", "path", "br", "link", "img", "input"}
-
-
-class Page(HTMLParser):
-    """Collects tags and attributes, and checks that elements nest."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.ids = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.ids += [value for name, value in attrs if name == "id"]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    @property
-    def links(self):
-        return [attributes["href"] for _, attributes in self.tags if "href" in attributes]
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.words.append(data)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import itertools
 import json
@@ -332,14 +331,7 @@ def test_names_are_drawn_as_they_are(logic, tmp_path, svg_text):
     assert "_x, seed 2024" in [text.strip("\u200b") for text in texts]
 
 
-def test_missing_matplotlib(logic, tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_missing_matplotlib(logic, tmp_path, hide_package):
+    hide_package("matplotlib")
     with pytest.raises(MissingExtraError, match=r"drawing figures needs matplotlib.*hyla\[report\]"):
         latents.write_figures(tmp_path / "x", logic)

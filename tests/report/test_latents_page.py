@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
 import shutil
 import subprocess
 from html import unescape
-from html.parser import HTMLParser
 from typing import Any
 
 import latent_analyses
+import page_parser
 import pytest
 
 from hyla.errors import MissingExtraError, RunError
 from hyla.report import latents, latents_page
 
 EVIL = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">%{x}&amp;"
-VOID = {"meta", "br", "img", "line", "rect"}
 
 
-class Page(HTMLParser):
-    """Collects tags, words and the cells of tables, and checks that elements nest."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.tables: list[list[list[str]]] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.words.append(data)
-        if {"td", "th"} & set(self.open) and self.tables:
-            self.tables[-1][-1][-1] += data
+class Page(page_parser.Page):
+    void = frozenset({"meta", "br", "img", "line", "rect"})
 
     def titles(self):
         return [attributes["title"] for tag, attributes in self.tags if tag == "td" and "title" in attributes]
@@ -264,17 +229,10 @@ def test_numbers_that_are_not_finite_are_undefined(sraven, tmp_path):
     assert data_of(text)["panels"][0]["series"][0]["x"] == pytest.approx([-0.08, 0.92, 1.92])
 
 
-def test_what_cannot_be_shown_is_refused(sraven, tmp_path, monkeypatch):
+def test_what_cannot_be_shown_is_refused(sraven, tmp_path, hide_package):
     with pytest.raises(RunError, match="format 3"):
         latents_page.write_latents_page(tmp_path / "x", sraven | {"format": 3})
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("plotly"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    hide_package("plotly")
     with pytest.raises(MissingExtraError, match=r"writing the HTML page needs plotly.*hyla\[report\]"):
         latents_page.write_latents_page(tmp_path / "x", sraven)
     assert not (tmp_path / "x").exists()

@@ -120,7 +120,8 @@ static inline void codes(const Call *c, vec *code, const vec *query, const vec *
     for (int64_t k = 0; k < keys; k++) code[k] *= share;
 }
 
-static void forward(const Call *c, vec *scratch, int64_t g) {
+static void forward(const Call *c, vec *scratch, int64_t g, int64_t part) {
+    (void)part;
     const int64_t keys = c->keys, queries = c->queries;
     vec *key = scratch, *value = key + keys * DK, *query = value + keys * DV, *out = query + queries * DK;
     vec *code = out + queries * DV;
@@ -187,21 +188,9 @@ static void backward(const Call *c, vec *scratch, int64_t g, int64_t part) {
     scatter(c, grad_value, &c->grad_value, g, keys, DV);
 }
 
-/* Groups are dealt to the threads as sequences are in native.c. Returns 0, or 1 where there is no memory. */
 static int run(const Call *c, int back) {
-    const int64_t groups = (c->batch + SIDE - 1) / SIDE * ((HEADS + WIDE - 1) / WIDE), parts = c->threads;
-    const int64_t vectors = (2 * c->keys * (DK + DV + 1) + c->queries * (DK + DV) + 64) / 64 * 64;
-    vec *scratch = aligned_alloc(64, sizeof(vec) * vectors * parts);
-    if (!scratch) return 1;
-#pragma omp parallel for num_threads((int)parts) schedule(static, 1)
-    for (int64_t part = 0; part < parts; part++)
-        for (int64_t g = groups * part / parts; g < groups * (part + 1) / parts; g++)
-            if (back)
-                backward(c, scratch + part * vectors, g, part);
-            else
-                forward(c, scratch + part * vectors, g);
-    free(scratch);
-    return 0;
+    const int64_t groups = (c->batch + SIDE - 1) / SIDE * ((HEADS + WIDE - 1) / WIDE);
+    return deal(c, groups, 2 * c->keys * (DK + DV + 1) + c->queries * (DK + DV), back);
 }
 
 int hyla_forward(const Call *c) { return run(c, 0); }

@@ -155,6 +155,21 @@ def _backend_of_call(
     return name
 
 
+def _sum(bias: Tensor | None, additive: Tensor | None) -> Tensor | None:
+    """What is added to the scores."""
+    if bias is None or additive is None:
+        return additive if bias is None else bias
+    return bias + additive
+
+
+def _and_causal(allowed: Tensor | None, causal: bool, query: Tensor, num_keys: int) -> Tensor | None:
+    """`allowed`, without the keys that a causal query does not see."""
+    if not causal:
+        return allowed
+    causal_QK = causal_mask(query.shape[-2], num_keys, query.device)
+    return causal_QK if allowed is None else allowed & causal_QK
+
+
 def latent_codes(
     query: Float[Tensor, "*batch heads queries qk_depth"],
     key: Float[Tensor, "*batch kv_heads keys qk_depth"],
@@ -168,14 +183,10 @@ def latent_codes(
     """The codes alone, before dropout, in float32 or better; arguments as in `hyper_attention`."""
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    allowed = None
+    allowed = additive = None
     if mask is not None:
         allowed, additive = split_mask(mask, torch.promote_types(query.dtype, torch.float32))
-        if additive is not None:
-            bias = additive if bias is None else bias + additive
-    if causal:
-        causal_QK = causal_mask(query.shape[-2], key.shape[-2], query.device)
-        allowed = causal_QK if allowed is None else allowed & causal_QK
+    bias, allowed = _sum(bias, additive), _and_causal(allowed, causal, query, key.shape[-2])
     return eager.latent_codes(query, key, score_norm, scale=scale, bias=bias, allowed=allowed)
 
 
@@ -237,7 +248,7 @@ def hyper_attention(
     chosen = resolve_mechanism(mechanism, score_norm, value_network)
     for field, tensor in (("query", query), ("key", key), ("value", value)):
         check(tensor.dim() >= 3, field, tuple(tensor.shape), "at least three axes, [..., heads, tokens, width]")
-    heads, num_queries, qk_depth = query.shape[-3:]
+    heads, _, qk_depth = query.shape[-3:]
     kv_heads, num_keys = key.shape[-3:-1]
     check(key.shape[-1] == qk_depth, "key", tuple(key.shape), f"its last size must be the query's, {qk_depth}")
     fits = value.shape[-3:-1] == key.shape[-3:-1]
@@ -285,8 +296,7 @@ def hyper_attention(
         )
         return _round_to(out, value.dtype)
 
-    if additive is not None:
-        bias = additive if bias is None else bias + additive
+    bias = _sum(bias, additive)
     if name == "triton":
         try:
             from hyla.attention import triton_kernel
@@ -296,9 +306,7 @@ def hyper_attention(
         out = triton_kernel.attention(query, key, value, chosen, scale=scale, dropout=dropout, **masks)
         return _round_to(out, value.dtype)
 
-    if causal:
-        causal_QK = causal_mask(num_queries, num_keys, query.device)
-        allowed = causal_QK if allowed is None else allowed & causal_QK
+    allowed = _and_causal(allowed, causal, query, num_keys)
     if dropout > 0.0 and keep is None:
         keep = eager.draw_keep(score_shape, dropout, dropout_shared, query.device)
     scores: dict[str, Any] = {"scale": scale, "bias": bias, "allowed": allowed}

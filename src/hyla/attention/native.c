@@ -258,7 +258,8 @@ static inline void query_codes(const Call *c, vec *code, vec *root, const REAL *
 #endif
 }
 
-static void forward_sequence(const Call *c, vec *scratch, int64_t b) {
+static void forward(const Call *c, vec *scratch, int64_t b, int64_t part) {
+    (void)part;
     const int64_t tiles = (c->keys + W - 1) / W;
     vec *key = scratch, *value = key + tiles * HK, *code = value + tiles * HV, *root = code + tiles * HEADS;
     vec *hidden = root + tiles, out[HV];
@@ -295,7 +296,7 @@ static void forward_sequence(const Call *c, vec *scratch, int64_t b) {
     }
 }
 
-static void backward_sequence(const Call *c, vec *scratch, int64_t b, int64_t part) {
+static void backward(const Call *c, vec *scratch, int64_t b, int64_t part) {
     const int64_t tiles = (c->keys + W - 1) / W;
     vec *key = scratch, *value = key + tiles * HK, *code = value + tiles * HV, *root = code + tiles * HEADS;
     vec *grad_key = root + tiles, *grad_value = grad_key + tiles * HK, *grad_code = grad_value + tiles * HV;
@@ -389,22 +390,9 @@ static void backward_sequence(const Call *c, vec *scratch, int64_t b, int64_t pa
     scatter(grad_value, &c->grad_value, b, c->keys, DV);
 }
 
-/* Sequences are dealt to the threads in fixed contiguous parts, so that the same number of threads gives the same bits.
-   Both return 0, or 1 where there is no memory. */
-static int run(const Call *c, int backward) {
-    const int64_t tiles = (c->keys + W - 1) / W, parts = c->threads;
-    const int64_t vectors = (tiles * (2 * HK + 2 * HV + 2 * HEADS + DV + 1) + 64) / 64 * 64; /* parts share no page */
-    vec *scratch = aligned_alloc(64, sizeof(vec) * vectors * parts);
-    if (!scratch) return 1;
-#pragma omp parallel for num_threads((int)parts) schedule(static, 1)
-    for (int64_t part = 0; part < parts; part++)
-        for (int64_t b = c->batch * part / parts; b < c->batch * (part + 1) / parts; b++)
-            if (backward)
-                backward_sequence(c, scratch + part * vectors, b, part);
-            else
-                forward_sequence(c, scratch + part * vectors, b);
-    free(scratch);
-    return 0;
+static int run(const Call *c, int back) {
+    const int64_t tiles = (c->keys + W - 1) / W;
+    return deal(c, c->batch, tiles * (2 * HK + 2 * HV + 2 * HEADS + DV + 1), back);
 }
 
 int hyla_forward(const Call *c) { return run(c, 0); }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 from hyla.errors import RunError
 from hyla.report.comparison import summarise, write_comparison
 from hyla.report.plan import ERRORS, PLAN, RUNS, read_plan
-from hyla.runs import CHECKPOINTS, CONFIG, METRICS, RESULT, Run, read_json, write_json
+from hyla.runs import CHECKPOINTS, CONFIG, METRICS, RESULT, Run, read_json, whole_folder, write_json
 from hyla.training.checkpoint import MODEL, STATE, list_checkpoints, verify
 
 
@@ -25,20 +24,13 @@ def publish(folder: Path, out: Path) -> list[Path]:
         raise RunError(f"{out} exists and is no copy of an experiment; choose another --out")
     names = dict.fromkeys(name for variant in plan.variants for name in variant.runs)
     there = [name for name in names if (folder / RUNS / name / CONFIG).exists()]
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True)
+    with whole_folder(out) as copy:
         for name in (PLAN, ERRORS):
             if (folder / name).exists():
-                shutil.copy(folder / name, temporary / name)
+                shutil.copy(folder / name, copy / name)
         for name in there:
-            _copy_run(Run(folder / RUNS / name), temporary / RUNS / name)
-        write_comparison(temporary, summarise(plan, temporary))
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            _copy_run(Run(folder / RUNS / name), copy / RUNS / name)
+        write_comparison(copy, summarise(plan, copy))
     return [out / RUNS / name for name in there]
 
 

@@ -52,8 +52,7 @@ class Options:
 
 def analyse(model: Any, reading: Reading, collection: Collection, options: Options) -> dict[str, Any]:
     """All that can be said of a collection made by `model` with `reading`, as plain data."""
-    splits = list(collection.splits)
-    fitted, test = splits[0], "held_out" if "held_out" in splits[1:] else splits[1]
+    splits, fitted, test = _sides(collection)
     labels = {split: reading.labels(collection, split) for split in splits}
     groups = {split: reading.groups(collection, split) for split in splits}
     present = np.unique(np.concatenate(list(labels.values())))
@@ -76,7 +75,7 @@ def analyse(model: Any, reading: Reading, collection: Collection, options: Optio
     for layer in collection.layers:
         codes = flat[layer]
         means = projections.class_means(codes[fitted], labels[fitted])
-        found = _probes(reading, collection, codes, labels, groups, classes, options)
+        found, per_class = _probes(reading, collection, codes, labels, groups, classes, options)
         shown = projections.class_means(codes[test], labels[test])
         mean_CF = _rows_of(shown, len(classes))
         cosine_CC = projections.class_cosines(_centred(mean_CF))
@@ -85,9 +84,9 @@ def analyse(model: Any, reading: Reading, collection: Collection, options: Optio
             {
                 "name": layer,
                 "title": f"layer {list(attention_layers(model)).index(layer) + 1}",
-                "probes": found["probes"],
-                "per_class": found["per_class"],
-                "few_shot": found["few_shot"],
+                "probes": found,
+                "per_class": per_class,
+                "few_shot": _few_shot(codes, labels, groups, (fitted, test), classes, options.seed),
                 "structure": [
                     _structure(split, codes[split], labels[split], groups[split], options.seed)
                     | {"purity_inputs": inputs_structure[split]["purity_other_tasks"]}
@@ -124,13 +123,19 @@ def analyse(model: Any, reading: Reading, collection: Collection, options: Optio
         "others": [
             {
                 "title": title,
-                "probes": _probes(reading, collection, features, labels, groups, classes, options)["probes"],
+                "probes": _probes(reading, collection, features, labels, groups, classes, options)[0],
             }
             for title, features in others
         ],
         "layer_similarity": _similarity(cosines),
         "points": _points(reading, collection, rows, labels, groups),
     }
+
+
+def _sides(collection: Collection) -> tuple[list[str], str, str]:
+    """(all splits, the one that decoders are fitted on, the unseen one that matters most)."""
+    splits = list(collection.splits)
+    return splits, splits[0], "held_out" if "held_out" in splits[1:] else splits[1]
 
 
 def _features(codes: np.ndarray) -> np.ndarray:
@@ -158,10 +163,10 @@ def _probes(
     groups: dict[str, np.ndarray],
     classes: Sequence[str],
     options: Options,
-) -> dict[str, list[dict[str, Any]]]:
-    """Decoders fitted on the first split and scored on each other one, and cross-validated within the first."""
-    splits = list(collection.splits)
-    fitted, test = splits[0], "held_out" if "held_out" in splits[1:] else splits[1]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Decoders fitted on the first split and scored on each other one, and cross-validated within the first: (a row per
+    score, the logistic one class by class on the unseen split)."""
+    splits, fitted, test = _sides(collection)
     rows: list[dict[str, Any]] = []
     per_class: list[dict[str, Any]] = []
     bits = {split: found for split in splits if (found := reading.bits(collection, split)) is not None}
@@ -192,11 +197,24 @@ def _probes(
                 {"class": name} | {field: getattr(by_name.get(name), field, None) for field in fields}
                 for name in classes
             ]
+    return rows, per_class
+
+
+def _few_shot(
+    codes: dict[str, np.ndarray],
+    labels: dict[str, np.ndarray],
+    groups: dict[str, np.ndarray],
+    sides: tuple[str, str],
+    classes: Sequence[str],
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Macro F1 of decoders fitted on a few examples of each class; sides: the splits fitted and scored on."""
+    fitted, test = sides
     few = probes.few_shot(
-        codes[fitted], labels[fitted], codes[test], labels[test], names=classes, seed=options.seed,
+        codes[fitted], labels[fitted], codes[test], labels[test], names=classes, seed=seed,
         train_groups=groups[fitted], test_groups=groups[test],
     )  # fmt: skip
-    few_shot = [
+    return [
         {
             "examples": point.num_examples,
             "value": point.macro_f1.value,
@@ -207,7 +225,6 @@ def _probes(
         for point in few
         if point.decoder == "logistic"
     ]
-    return {"probes": rows, "per_class": per_class, "few_shot": few_shot}
 
 
 def _row(

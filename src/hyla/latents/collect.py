@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from hyla.attention import MultiHeadAttention
 from hyla.errors import RunError, check
-from hyla.runs import read_json, write_json
+from hyla.runs import read_json, whole_folder, write_json
 from hyla.tasks.base import Stream, Task, check_split
 from hyla.training.loop import EVAL_BATCH as BATCH  # the sequences are those that evaluations measure
 
@@ -270,14 +269,13 @@ def _storage(
     fits = num_bytes + 2**20 <= free
     reason = f"it needs {num_bytes / 2**20:,.0f} MiB and {parent} has {free / 2**20:,.0f} MiB free"
     check(fits, "num_samples", num_samples, reason)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole_folder(path) as folder:
         arrays: dict[str, dict[str, np.ndarray]] = {}
         for split in splits:
-            (temporary / split).mkdir(parents=True)
+            (folder / split).mkdir()
             arrays[split] = {
                 name: np.lib.format.open_memmap(
-                    temporary / split / f"{name}.npy", mode="w+", dtype=dtype, shape=(num_samples, *shape)
+                    folder / split / f"{name}.npy", mode="w+", dtype=dtype, shape=(num_samples, *shape)
                 )
                 for name, (shape, dtype) in shapes.items()
             }
@@ -286,10 +284,7 @@ def _storage(
             for array in arrays[split].values():
                 assert isinstance(array, np.memmap)
                 array.flush()
-        write_json(temporary / COLLECTION, described)
-        os.replace(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        write_json(folder / COLLECTION, described)
 
 
 def open_collection(path: Path | str) -> Collection:

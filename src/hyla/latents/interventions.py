@@ -83,7 +83,6 @@ def causal_check(
     """
     check(num_samples >= 1, "num_samples", num_samples, "at least 1")
     module = choose_layers(model, [layer])[layer]
-    task = reading.task
     parameter = next(model.parameters())
     discrete = collection.predictions(split).shape[-1] > 1
     training = model.training
@@ -91,8 +90,8 @@ def causal_check(
     effects, answers, before = [], [], []
     try:
         for start in range(0, num_samples, BATCH):
-            batch = task.batch(split, start // BATCH, BATCH, stream="evaluation", dtype=parameter.dtype)
-            inputs = batch.head(min(BATCH, num_samples - start)).inputs.to(parameter.device)
+            rows = slice(start, min(start + BATCH, num_samples))
+            inputs = torch.from_numpy(np.array(collection.inputs(split)[rows])).to(parameter.device)
             plain_B = _answer(model, reading, inputs, discrete)
             changed = []
             for mean_QKH in means:

@@ -7,18 +7,19 @@ page. None stands for a number that is undefined.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyla.errors import MissingExtraError, RunError, check
 from hyla.latents.analysis import Options, analyse
-from hyla.latents.collect import Collection, collect
+from hyla.latents.collect import collect
+from hyla.latents.labels import sklearn
 from hyla.latents.readings import reading_of
+from hyla.report import build
 from hyla.report.latents import write_figures, write_scores
 from hyla.report.latents_page import write_latents_page
-from hyla.runs import open_run, write_json
+from hyla.runs import open_run, whole_folder, write_json
 from hyla.training.config import config_from_dict
 from hyla.training.loop import load_model
 
@@ -43,12 +44,13 @@ NOTES = [
 
 def check_extras(project: str = "tsne") -> None:
     """Raise MissingExtraError before any work starts if something in the end would lack a package."""
-    needed = [("sklearn", "latents"), ("matplotlib", "report"), ("plotly", "report")]
-    for package, extra in [*needed, *([("umap", "umap")] if project == "umap" else [])]:
+    build.check_extras()
+    sklearn("linear_model")
+    if project == "umap":
         try:
-            __import__(package)
+            __import__("umap")
         except ImportError:
-            raise MissingExtraError(package, extra, "hyla latents") from None
+            raise MissingExtraError("umap-learn", "umap", "method umap") from None
 
 
 def check_run(path: Path, options: Options) -> None:
@@ -59,9 +61,9 @@ def check_run(path: Path, options: Options) -> None:
         check(split in task.splits, "splits", split, f"task {task.name} of {path} has {', '.join(task.splits)}")
 
 
-def read_run(path: Path, options: Options, store: Path | None = None) -> tuple[dict[str, Any], Collection]:
-    """(analysis of the run in `path`, what was collected for it, in the folder `store` or in memory)."""
-    check_run(path, options)
+def read_run(path: Path, options: Options, store: Path | None = None) -> dict[str, Any]:
+    """The analysis of the run in `path`, which `check_run` has passed; its codes are collected into the folder `store`, or
+    in memory."""
     model, _, config = load_model(path, options.step)
     reading = reading_of(config)
     if options.queries is not None:
@@ -92,7 +94,7 @@ def read_run(path: Path, options: Options, store: Path | None = None) -> tuple[d
         "seed": config.seed,
         "step": options.step if options.step is not None else (run.result or {}).get("step", config.training.steps),
     }
-    return described | analyse(model, reading, collection, options), collection
+    return described | analyse(model, reading, collection, options)
 
 
 def write_analysis(
@@ -112,15 +114,13 @@ def write_analysis(
     check(different, "runs", ", ".join(map(str, paths)), "each only once")
     if out.exists() and not (out / ANALYSIS).exists():
         raise RunError(f"{out} exists and was not written by hyla latents; choose another --out")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True)
+    with whole_folder(out) as folder:
         models = []
         for number, path in enumerate(paths):
             progress(f"reading the codes of {path}")
             store = f"{number}-{names[number]}" if names.count(names[number]) > 1 else names[number]
-            (temporary / CODES).mkdir(exist_ok=True)
-            model, _ = read_run(path, options, temporary / CODES / store)
+            (folder / CODES).mkdir(exist_ok=True)
+            model = read_run(path, options, folder / CODES / store)
             model["run"] = os.path.relpath(path.absolute(), out.absolute())
             models.append(model)
         analysis = {
@@ -130,13 +130,8 @@ def write_analysis(
             "notes": NOTES,
             "models": models,
         }
-        write_json(temporary / ANALYSIS, analysis)
+        write_json(folder / ANALYSIS, analysis)
         progress("drawing")
-        files = [temporary / ANALYSIS, *write_scores(temporary, analysis)]
-        files += [*write_figures(temporary / "figures", analysis), write_latents_page(temporary, analysis)]
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return analysis, [out / file.relative_to(temporary) for file in files]
+        files = [folder / ANALYSIS, *write_scores(folder, analysis)]
+        files += [*write_figures(folder / "figures", analysis), write_latents_page(folder, analysis)]
+    return analysis, [out / file.relative_to(folder) for file in files]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyla.errors import RunError
-from hyla.report import figures, html, tables
+from hyla.report import document, figures, html, tables
 from hyla.report.comparison import Comparison, summarise, write_comparison
 from hyla.report.plan import Plan, read_plan
 
@@ -30,7 +30,7 @@ class Report:
 def check_extras() -> None:
     """Raise MissingExtraError before any work starts if figures or the page could not be made in the end."""
     figures.check_matplotlib()
-    html.check_plotly()
+    document.check_plotly()
 
 
 def write_report(folder: Path | str, plan: Plan | None = None) -> Report:

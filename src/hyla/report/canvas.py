@@ -113,16 +113,23 @@ def save(path_stem: Path | str, height: Callable[[Size], float], draw: Draw) -> 
     return *screen, pdf
 
 
-def save_screen(path_stem: Path | str, size: tuple[float, float], draw: Callable[[Any], None]) -> tuple[Path, Path]:
-    """Draw a figure of `size` inches into `path_stem`.png (200 dpi) and .svg."""
+def save_screen(
+    path_stem: Path | str,
+    size: tuple[float, float],
+    draw: Callable[[Any], None],
+    settings: dict[Any, Any] | None = None,
+    **options: Any,
+) -> tuple[Path, Path]:
+    """Draw a figure of `size` inches into `path_stem`.png (200 dpi) and .svg. settings: matplotlib's, beside ours.
+    options: of its `savefig`."""
     check_matplotlib()
     stem = Path(path_stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")
-    with _figure(size, {}) as figure:
+    with _figure(size, settings or {}) as figure:
         draw(figure)
-        figure.savefig(png, dpi=200)
-        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(png, dpi=200, **options)
+        figure.savefig(svg, metadata={"Date": None}, **options)
     return png, svg
 
 

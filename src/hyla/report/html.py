@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,29 +10,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hyla.errors import MissingExtraError
-from hyla.report import canvas, figures, statistics, tables
+from hyla.report import canvas, document, figures, statistics, tables
 from hyla.report.comparison import Comparison, Row, RunSummary, mean_curve, run_curve, steps_text
 from hyla.report.plan import Setting
-
-
-def check_plotly() -> None:
-    """Raise MissingExtraError if the page cannot be written here."""
-    try:
-        import plotly.offline  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("plotly", "report", "writing the HTML page") from None
 
 
 def write_page(comparison: Comparison, path: Path | str, files: Sequence[str] = ()) -> Path:
     """Write the page to `path`. Put it into the folder of the experiment: its links to the runs and to `files` are
     relative to that."""
-    check_plotly()
-    from plotly.offline import get_plotlyjs
-
+    library = document.plotly_js()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(comparison, get_plotlyjs(), files), encoding="utf-8")
+    path.write_text(page(comparison, library, files), encoding="utf-8")
     return path
 
 
@@ -53,29 +41,9 @@ def page(comparison: Comparison, plotly_js: str, files: Sequence[str] = ()) -> s
         _section("Files", _files(files)) if files else "",
         _section("Settings", _settings(comparison)),
     ]
-    # Nothing may be loaded from anywhere: the policy makes the browser refuse it.
-    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title}</title>
-<style>{_resource("page.css")}</style>
-</head>
-<body>
-<main>
-{_header(comparison)}
-{"".join(sections)}
-</main>
-<script>{plotly_js}</script>
-<script type="application/json" id="curves-data">{_script_json(_curve_data(comparison))}</script>
-<script>{_resource("page.js")}</script>
-</body>
-</html>
-"""
+    main = f"{_header(comparison)}\n{''.join(sections)}"
+    style, script = _resource("page.css"), _resource("page.js")
+    return document.document(title, style, main, plotly_js, "curves-data", _curve_data(comparison), script)
 
 
 def _resource(name: str) -> str:
@@ -662,8 +630,3 @@ def _variant_data(comparison: Comparison, name: str, split: str, unit: float) ->
 
 def _shown(values: Sequence[float], unit: float) -> list[float]:
     return [round(unit * value, 6) for value in values]
-
-
-def _script_json(data: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from hyla.errors import MissingExtraError, RunError
-from hyla.report.figures import style
+from hyla.errors import RunError
+from hyla.report.canvas import save_screen, style
+from hyla.report.tables import SPLIT_LABELS
 from hyla.runs import finite_or_none, write_json
 
 Data = dict[str, Any]
@@ -29,12 +30,7 @@ Number = float | int
 
 FORMAT = 1
 NO_VALUE = "–"
-SPLIT_LABELS = {
-    "train": "trained combinations",
-    "validation": "validation combinations",
-    "held_out": "held-out combinations",
-    "unseen_terms": "unseen terms",
-}
+SPLIT_ORDER = ("train", "validation", "held_out", "unseen_terms")
 LOWEST = -0.5
 """Axes of scores end here: an R2 can be millions below zero. Lower scores are drawn at the end, with their number."""
 
@@ -45,24 +41,12 @@ COLOURS = (
     "#F087FF", "#B40FB4", "#8787A5", "#E19600", "#4B0096", "#005A69",
 )  # fmt: skip
 _INK, _SOFT, _GRID = "#222222", "#555555", "#E4E4E4"
-_RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
+_SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # names come from data; a $ is a $
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": _SOFT,
-    "axes.linewidth": 0.7,
-    "axes.labelcolor": _INK,
     "axes.titlesize": 8,
     "axes.titlelocation": "left",
     "axes.titlecolor": _INK,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
     "hatch.linewidth": 0.5,
-    "svg.hashsalt": "hyla",
 }
 _WIDTH = 7.2  # inches, of every figure: two columns of a paper
 _CAPTION = 6.5
@@ -107,7 +91,7 @@ def split_label(split: str) -> str:
 
 def split_order(splits: Iterable[str]) -> list[str]:
     """Each split once: the known ones first, trained before held out."""
-    known = list(SPLIT_LABELS)
+    known = SPLIT_ORDER
     return sorted(dict.fromkeys(splits), key=lambda split: known.index(split) if split in known else len(known))
 
 
@@ -847,21 +831,6 @@ def _caption(figure: Any, text: str) -> None:
 
 
 def _save(path_stem: Path | str, size: tuple[Number, Number], draw: Callable[[Any], None]) -> tuple[Path, Path]:
-    """Draw a figure of `size` inches into `path_stem`.png (200 dpi) and .svg; the same data gives the same file."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", "report", "drawing figures") from None
-    stem = Path(path_stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        draw(figure)
-        # tight: what the layout of nested figures leaves outside, a tick label at the edge say, is kept
-        figure.savefig(png, dpi=200, bbox_inches="tight", pad_inches=0.05)
-        figure.savefig(svg, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
-    return png, svg
+    """Draw a figure of `size` inches into `path_stem`.png and .svg; the same data gives the same file."""
+    # tight: what the layout of nested figures leaves outside, a tick label at the edge say, is kept
+    return save_screen(path_stem, size, draw, _SETTINGS, bbox_inches="tight", pad_inches=0.05)

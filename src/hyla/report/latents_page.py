@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from hyla.errors import MissingExtraError
-from hyla.report import latents
+from hyla.report import document, latents
 from hyla.report.latents import Data, Number
 
 Matrix = Sequence[Sequence[Number | None] | None]
@@ -19,13 +16,10 @@ Matrix = Sequence[Sequence[Number | None] | None]
 def write_latents_page(folder: Path | str, analysis: Data) -> Path:
     """Write `index.html` into `folder`, which the `run` of each model is relative to."""
     analysis = latents.checked(analysis)
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise MissingExtraError("plotly", "report", "writing the HTML page") from None
+    library = document.plotly_js()
     path = Path(folder) / "index.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(analysis, get_plotlyjs()), encoding="utf-8")
+    path.write_text(page(analysis, library), encoding="utf-8")
     return path
 
 
@@ -42,29 +36,9 @@ def page(analysis: Data, plotly_js: str) -> str:
         _section("Method", f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in analysis['notes'])}</ul>"),
         _section("Repeat it", f"<pre><code>{escape(analysis['command'])}</code></pre>"),
     ]
-    # Nothing may be loaded from anywhere: the policy makes the browser refuse it.
-    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title}</title>
-<style>{_CSS}</style>
-</head>
-<body>
-<main>
-<header><p class="eyebrow">Latent codes of attention</p><h1>{title}</h1>{_headlines(analysis)}</header>
-{"".join(sections)}
-</main>
-<script>{plotly_js}</script>
-<script type="application/json" id="page-data">{_script_json(_page_data(analysis))}</script>
-<script>{_JS}</script>
-</body>
-</html>
-"""
+    eyebrow = '<p class="eyebrow">Latent codes of attention</p>'
+    main = f"<header>{eyebrow}<h1>{title}</h1>{_headlines(analysis)}</header>\n{''.join(sections)}"
+    return document.document(title, _CSS, main, plotly_js, "page-data", _page_data(analysis), _JS)
 
 
 def _section(title: str, body: str) -> str:
@@ -551,12 +525,6 @@ def _score_words(score: Data) -> str:
         score["note"],
     ]
     return "<br>".join(escape(line) for line in lines if line)
-
-
-def _script_json(data: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 _CSS = """
