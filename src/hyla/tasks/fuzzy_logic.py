@@ -134,6 +134,7 @@ class FuzzyLogic:
     discrete = False
     output_dim = 1
     predict_at = slice(-1, None)
+    layout = None
 
     def __init__(self, config: LogicConfig, seed: int = 0):
         self.config, self.seed = config, seed

@@ -187,6 +187,7 @@ class Sraven:
     name = "sraven"
     headline = "accuracy"
     discrete = True
+    layout = None
 
     def __init__(self, config: SravenConfig | None = None, seed: int = 0):
         self.config = config if config is not None else SravenConfig()
