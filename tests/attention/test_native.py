@@ -14,6 +14,7 @@ import torch
 
 from golden_values import Case, names, out_projection, projection, relative_error
 from hyla.attention import MultiHeadAttention, ValueNetwork, choose_backend, hyper_attention, native
+from hyla.attention.compiled import constant_result
 from hyla.errors import ConfigError
 from hyla.models.transformer import Transformer, TransformerConfig
 
@@ -385,3 +386,14 @@ def test_two_processes_build_at_once(tmp_path):
     assert first == second
     assert first[0].startswith("native ")
     assert {path.suffix for path in (tmp_path / "hyla").iterdir()} == {".so"}  # nothing half built is left
+
+
+def test_the_mark_of_a_constant_is_the_one_torch_sets():
+    ours, theirs = constant_result(lambda: 1), torch.compiler.assume_constant_result(lambda: 1)
+    assert vars(ours) == vars(theirs) != {}
+
+
+def test_a_process_that_never_compiles_does_not_load_the_compiler():
+    code = "import sys, hyla.training.loop; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,5 +1,6 @@
 """Attention as a hypernetwork: the layer, its function, and the equations they implement (README.md beside this file)."""
 
+from hyla.attention.cache import KeyValueCache
 from hyla.attention.eager import generate_value_network, per_pair_attention
 from hyla.attention.functional import choose_backend, hyper_attention, latent_codes
 from hyla.attention.hypernetwork import PairNetwork, output_change, pair_contributions, pair_network, value_parameters
@@ -9,6 +10,7 @@ from hyla.attention.positions import RelativeBias, relative_position_bucket, rot
 
 __all__ = [
     "MECHANISMS",
+    "KeyValueCache",
     "Mechanism",
     "MultiHeadAttention",
     "PairNetwork",

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyla.attention import native
+from hyla.attention.compiled import constant_result
 
 SOURCE = Path(__file__).with_name("fused.c")
 TILE, MAX_LAYERS = 128, 3  # as in fused.c
@@ -66,7 +67,7 @@ def _fuses(backend: str, x: Tensor, layers: Sequence[nn.Module], norm: nn.Module
     return native.problem() is None and gemm(x.dtype) is not None
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def gemm(dtype: torch.dtype) -> int | None:
     """The address of the BLAS library's matrix product that torch itself uses; None if it cannot be found."""
     return _gemm(dtype)

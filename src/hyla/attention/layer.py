@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from hyla.attention import fused
+from hyla.attention.cache import KeyValueCache
 from hyla.attention.functional import Backend, check_backend, hyper_attention, latent_codes
 from hyla.attention.mechanisms import ScoreNorm, ValueNetwork, resolve_mechanism
 from hyla.attention.positions import RelativeBias, rotate
@@ -19,6 +20,9 @@ Positions = Literal["none", "t5", "rotary"]
 
 # Standard deviation of a standard normal truncated at 2: drawing from `std / TRUNCATED_STD` gives variance std**2.
 TRUNCATED_STD = 0.87962566103423978
+
+
+NORM_EPSILON = 1e-6
 
 
 def init_fan_in_(weight: Tensor, fan_in: int) -> None:
@@ -38,10 +42,10 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: heads of keys and values; H by default, fewer are shared by H / num_kv_heads query heads.
         qk_dim, v_dim: totals over the query heads; E by default. Each key/value head is as wide as a query head.
         context_dim: width of the tokens attended to in cross-attention; E by default.
-        bias: biases in all four projections.
+        bias: biases in all four projections. qk_norm: LayerNorm, without bias, on the queries and keys of every head.
         dropout: attention dropout on the codes, in training mode. dropout_shared: see `hyper_attention`.
         positions: `none`; `t5`, a relative bias per layer with `num_buckets`, `max_distance` and `bidirectional`; or
-            `rotary`.
+            `rotary`, whose slowest frequency `rotary_base` sets.
         backend: as in `hyper_attention`.
 
     Raises ConfigError where widths do not divide by heads or a name is unknown.
@@ -60,12 +64,14 @@ class MultiHeadAttention(nn.Module):
         v_dim: int | None = None,
         context_dim: int | None = None,
         bias: bool = True,
+        qk_norm: bool = False,
         dropout: float = 0.0,
         dropout_shared: bool = False,
         positions: Positions = "none",
         num_buckets: int = 32,
         max_distance: int = 128,
         bidirectional: bool = False,
+        rotary_base: float = 10_000.0,
         backend: Backend = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -87,7 +93,7 @@ class MultiHeadAttention(nn.Module):
         self.qk_depth, self.v_depth = qk_dim // num_heads, v_dim // num_heads
         self.mechanism = resolve_mechanism(mechanism, score_norm, value_network)
         self.dropout, self.dropout_shared = dropout, dropout_shared
-        self.positions = positions
+        self.positions, self.rotary_base = positions, rotary_base
         self.backend: Backend = backend
         check(positions != "rotary" or self.qk_depth % 2 == 0, "qk_dim", qk_dim, "rotary needs an even width per head")
 
@@ -97,6 +103,8 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(source_dim, num_kv_heads * self.qk_depth, bias=bias, **where)
         self.v_proj = nn.Linear(source_dim, num_kv_heads * self.v_depth, bias=bias, **where)
         self.out_proj = nn.Linear(v_dim, embed_dim, bias=bias, **where)
+        self.q_norm = nn.LayerNorm(self.qk_depth, eps=NORM_EPSILON, bias=False, **where) if qk_norm else None
+        self.k_norm = nn.LayerNorm(self.qk_depth, eps=NORM_EPSILON, bias=False, **where) if qk_norm else None
         shape = (num_heads, self.v_depth, self.v_depth)
         self.value_weights = nn.ParameterList(
             nn.Parameter(torch.empty(shape, **where)) for _ in range(self.mechanism.value_network.num_further_weights)
@@ -113,6 +121,9 @@ class MultiHeadAttention(nn.Module):
             init_fan_in_(projection.weight, projection.in_features)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.reset_parameters()
         for weight in self.value_weights:
             init_fan_in_(weight, self.num_heads * self.v_depth)
         if self.relative_bias is not None:
@@ -136,6 +147,8 @@ class MultiHeadAttention(nn.Module):
         return_codes: bool = False,
         norm: nn.Module | None = None,
         residual: bool = False,
+        cache: KeyValueCache | None = None,
+        query_positions: Int[Tensor, "*rows queries"] | None = None,
     ) -> Any:
         """Output `[..., Q, E]`, or the pair (output, codes `[..., H, Q, K]`) with `return_codes`.
 
@@ -145,17 +158,24 @@ class MultiHeadAttention(nn.Module):
         positions, `mask` and `bias` still refer to all queries. keep: the dropout mask of the computed queries, as in
         `hyper_attention`, where it must be repeated. norm and residual: with both, what a pre-norm block computes,
         `x + attention(norm(x))`, fused into the projections where the CPU can; `norm` leaves a `context` as it is.
+        cache: the keys and values of earlier calls, to which this call's are added: `x` follows the tokens seen before,
+        and `mask` and `key_mask` cover all keys. With a `context` the first call fills it and later ones read it alone.
+        query_positions: `[Q]`, or `[..., Q]` with rotary: where the tokens of `x` stand, instead of after those seen (in
+        cross-attention: at the last positions of the context, which with a cache nobody can know).
         """
         chosen = x if select is None else x[..., select, :]
+        known = cache is not None and context is not None and cache.length > 0  # the context's keys and values
         if context is None and select is None:
             query, key, value = fused.project(x, norm, [self.q_proj, self.k_proj, self.v_proj], self.backend)
         else:
             source, source_norm = (x, norm) if context is None else (context, None)
             (query,) = fused.project(chosen, norm, [self.q_proj], self.backend)
-            key, value = fused.project(source, source_norm, [self.k_proj, self.v_proj], self.backend)
-        num_queries, crossing = x.shape[-2], context is not None
-        query, key, terms = self._scores(query, key, num_queries, crossing, select, mask, key_mask, causal, bias)
-        value = _split_heads(value, self.num_kv_heads)
+            layers = [] if known else [self.k_proj, self.v_proj]
+            key, value = fused.project(source, source_norm, layers, self.backend) or (None, None)
+        value = None if value is None else _split_heads(value, self.num_kv_heads)
+        places = self._places(x, context, cache, query_positions)
+        query, key, value = self._prepare(query, key, value, places, select, cache)
+        terms = self._terms(places, key.shape[-2], select, mask, key_mask, causal, bias)
         out = hyper_attention(
             query,
             key,
@@ -198,49 +218,98 @@ class MultiHeadAttention(nn.Module):
         where = {"queries": positions_of(queries, x.shape[-2], "queries"), "keys": positions_of(keys, num_keys, "keys")}
         chosen_q, chosen_k = (torch.tensor(places, dtype=torch.long, device=x.device) for places in where.values())
         query, key = self.q_proj(x[..., chosen_q, :]), self.k_proj(x if context is None else context)
-        num_queries, crossing = x.shape[-2], context is not None
-        query, key, terms = self._scores(query, key, num_queries, crossing, chosen_q, mask, key_mask, causal, bias)
+        places = self._places(x, context, None, None)
+        query, key, _ = self._prepare(query, key, None, places, chosen_q, None)
+        terms = self._terms(places, num_keys, chosen_q, mask, key_mask, causal, bias)
         if self.mechanism.score_norm == "softmax":
             return latent_codes(query, key, "softmax", **terms)[..., chosen_k]
         terms |= {name: _columns(terms[name], chosen_k) for name in ("bias", "mask")}
         return latent_codes(query, key[..., chosen_k, :], self.mechanism.score_norm, **terms)
 
-    def _scores(
+    def _places(
+        self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None, query_positions: Tensor | None
+    ) -> Places:
+        num_queries = x.shape[-2]
+        if context is None:
+            offset = 0 if cache is None else cache.length
+        else:  # with fewer queries than keys the queries are the last positions, as the bottom-right causal mask has it
+            offset = context.shape[-2] - num_queries
+            unknown = cache is not None and query_positions is None and self.positions != "none"
+            check(not unknown, "query_positions", None, "cross-attention with a cache and positions needs them")
+        slots = torch.arange(num_queries, device=x.device) + offset
+        if query_positions is None:
+            return Places(slots, slots, context is not None)
+        allowed = "[Q]: only rotary takes positions that differ between sequences"
+        check(self.positions == "rotary" or query_positions.dim() == 1, "query_positions", "[..., Q]", allowed)
+        return Places(slots, query_positions, context is not None)
+
+    def _prepare(
         self,
         query: Tensor,
-        key: Tensor,
-        num_queries: int,
-        crossing: bool,
+        key: Tensor | None,
+        value: Tensor | None,
+        places: Places,
+        select: slice | Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> tuple[Tensor, Tensor, Any]:
+        """The projected tokens as `hyper_attention` takes them: heads split, normed, rotated, and those of the cache."""
+        query = _split_heads(query, self.num_heads)
+        key = None if key is None else _split_heads(key, self.num_kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), None if key is None else self.k_norm(key)
+        if self.positions == "rotary":
+            positions = places.positions
+            own = positions if select is None else positions[..., select]
+            query = rotate(query, _per_head(own), self.rotary_base)
+            if key is not None:
+                positions = torch.arange(key.shape[-2], device=key.device) if places.crossing else positions
+                key = rotate(key, _per_head(positions), self.rotary_base)
+        if cache is None:
+            assert key is not None
+            return query, key, value
+        return query, *cache.append(key, value)
+
+    def _terms(
+        self,
+        places: Places,
+        num_keys: int,
         select: slice | Tensor | None,
         mask: Tensor | None,
         key_mask: Tensor | None,
         causal: bool,
         bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """(query, key, {bias, mask, causal}), all that codes depend on, as `hyper_attention` takes them, from the projected
-        tokens. num_queries: before the selection. crossing: whether the keys are of another sequence."""
-        num_keys = key.shape[-2]
-        # With fewer queries than keys the queries are the last positions, as the bottom-right causal mask has it.
-        offset = num_keys - num_queries if crossing else 0
-        query_positions = torch.arange(offset, offset + num_queries, device=query.device)
-        key_positions = torch.arange(num_keys, device=query.device)
+    ) -> dict[str, Any]:
+        """{bias, mask, causal} as `hyper_attention` takes them, for the selected queries and all keys."""
+        key_positions = torch.arange(num_keys, device=places.slots.device)
+        slots, positions = places.slots, places.positions
         if select is not None:
-            query_positions = query_positions[select]
+            slots, positions = slots[select], positions[..., select]
             mask, bias = _rows(mask, select), _rows(bias, select)
-        query, key = _split_heads(query, self.num_heads), _split_heads(key, self.num_kv_heads)
-        if self.positions == "rotary":
-            query, key = rotate(query, query_positions), rotate(key, key_positions)
         if self.relative_bias is not None:
-            relative_HQK = self.relative_bias(query_positions, key_positions)
+            relative_HQK = self.relative_bias(positions, key_positions)
             bias = relative_HQK if bias is None else bias + relative_HQK
         if causal and select is not None:  # the rows of a selection need not end at the last key
-            mask = _both(mask, key_positions <= query_positions[:, None])
+            mask = _both(mask, key_positions <= slots[:, None])
             causal = False
         if key_mask is not None:
             allowed = "boolean, True = a real token (the opposite of torch's key_padding_mask)"
             check(key_mask.dtype == torch.bool, "key_mask", key_mask.dtype, allowed)
             mask = _both(mask, key_mask[..., None, None, :])
-        return query, key, {"bias": bias, "mask": mask, "causal": causal}
+        return {"bias": bias, "mask": mask, "causal": causal}
+
+
+class Places(NamedTuple):
+    """Where all queries of a call stand: slots `[Q]`, counted in keys; positions `[Q]` or `[..., Q]`, what the position
+    scheme takes them for. crossing: whether the keys are of another sequence."""
+
+    slots: Tensor
+    positions: Tensor
+    crossing: bool
+
+
+def _per_head(positions: Tensor) -> Tensor:
+    """Positions `[..., Q]` that broadcast to `[..., H, Q]`."""
+    return positions if positions.dim() == 1 else positions[..., None, :]
 
 
 def _split_heads(projected: Tensor, num_heads: int) -> Tensor:

@@ -25,6 +25,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 
 from hyla.attention import eager
+from hyla.attention.compiled import constant_result
 from hyla.attention.mechanisms import Mechanism, ValueNetwork
 
 SOURCE, ACROSS = (Path(__file__).with_name(name) for name in ("native.c", "across.c"))
@@ -134,7 +135,7 @@ def _build(source: Path, flags: list[str]) -> ctypes.CDLL:
         raise BuildError(f"{library} could not be written or loaded: {error}") from None
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def problem() -> str | None:
     """Why this machine cannot compile the operator; None if it can. Found out once per process."""
     return _problem()
@@ -170,7 +171,7 @@ def pays(depth: int, head_width: int, large: bool) -> bool:
     return head_width <= 8 or (depth > 1 and (head_width <= 32 or not large))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def transformed() -> bool:
     """Whether torch.func, or forward-mode differentiation, takes a derivative here: custom operators have no rule for it.
     vmap alone is fine."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hyla.attention.compiled import constant_result
 from hyla.errors import check
 
 
@@ -40,7 +41,7 @@ def bucket_thresholds(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     return tuple(thresholds)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _thresholds(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     """`bucket_thresholds`, which torch.compile takes as a constant instead of tracing its loop."""
     return bucket_thresholds(num_buckets, max_distance)
@@ -88,23 +89,26 @@ class RelativeBias(nn.Module):
 
 
 def rotate(
-    x: Float[Tensor, "*batch tokens depth"], positions: Int[Tensor, " tokens"], base: float = 10_000.0
+    x: Float[Tensor, "*batch tokens depth"], positions: Int[Tensor, "*rows tokens"], base: float = 10_000.0
 ) -> Float[Tensor, "*batch tokens depth"]:
-    """Rotary positions (Su et al. 2021): pairs (i, i + D/2) turn by `position * base**(-2i/D)`. D must be even."""
+    """Rotary positions (Su et al. 2021): pairs (i, i + D/2) turn by `position * base**(-2i/D)`. D must be even.
+    Positions broadcast to `[..., T]`."""
     depth = x.shape[-1]
     check(depth % 2 == 0, "width per head", depth, "rotary positions need an even number")
     compute = torch.promote_types(x.dtype, torch.float32)
     frequency = base ** (-torch.arange(0, depth, 2, device=x.device, dtype=compute) / depth)
-    angle = positions.to(compute)[:, None] * frequency
+    angle = positions.to(compute)[..., None] * frequency
     cos, sin = angle.cos(), angle.sin()
     first, second = x.to(compute).chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
-def sinusoidal(positions: Int[Tensor, " tokens"], width: int, dtype: torch.dtype) -> Float[Tensor, "tokens width"]:
+def sinusoidal(
+    positions: Int[Tensor, "*rows tokens"], width: int, dtype: torch.dtype
+) -> Float[Tensor, "*rows tokens width"]:
     """Sinusoidal positions (Vaswani et al. 2017), sines in the first half and cosines in the second. Even width."""
     check(width % 2 == 0, "width", width, "sinusoidal positions need an even number")
     compute = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, width, 2, device=positions.device, dtype=compute) / width
-    angle = positions.to(compute)[:, None] * torch.exp(-math.log(10_000.0) * exponent)
+    angle = positions.to(compute)[..., None] * torch.exp(-math.log(10_000.0) * exponent)
     return torch.cat([angle.sin(), angle.cos()], -1).to(dtype)
