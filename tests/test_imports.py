@@ -20,11 +20,13 @@ ALLOWED = {
     "runs": {"errors", "configs"},
     "report": BASE,
     "attention": {"errors", "configs"},
-    "tasks": BASE,
-    "models": BASE | {"attention"},
+    "layout": {"errors"},  # how tasks with an encoding hand it to models
+    "tasks": BASE | {"layout"},
+    "models": BASE | {"attention", "layout"},
     "training": BASE | {"attention", "models", "tasks"},
     "latents": BASE | {"attention", "models", "tasks", "training", "report"},
     "plain": {"attention"},  # the yardstick that bench times; it shares the buckets of positions and no more
+    "environments": BASE | {"tasks", "report"},  # Gymnasium's, with pictures
     "theory": BASE | {"attention", "models", "tasks"},
     "bench": BASE | {"attention", "models", "tasks", "training", "latents", "report", "plain"},
     "experiments": BASE | {"attention", "models", "tasks", "training", "latents", "theory", "report"},

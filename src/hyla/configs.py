@@ -13,6 +13,10 @@ from hyla.errors import ConfigError, check
 
 C = TypeVar("C")
 
+ADDED = {"added": True}  # metadata of a field younger than the first published runs: see `without_added`
+
+FEW_KEYS = 5  # of a section: as many are all listed where one is not known
+
 LARGEST = 1e30  # beyond any setting that makes sense, and well inside float32
 
 
@@ -70,6 +74,8 @@ def unknown_key(key: str, known: Mapping[str, list[str]], section: str) -> Confi
     if not nearest:
         nearest = [path for path, name in paths.items() if difflib.get_close_matches(key, [name], cutoff=0.6)][:1]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    if section and not elsewhere and len(known[section]) <= FEW_KEYS:
+        hint = f"; it has {', '.join(known[section])}"
     return ConfigError(f"unknown key {key!r} in {place}{hint}")
 
 
@@ -82,6 +88,13 @@ def from_dict(cls: type[C], data: Any, section: str, known: Mapping[str, list[st
         if key not in hints:
             raise unknown_key(str(key), known or {section: list(hints)}, section)
     return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+
+
+def without_added(config: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """`data`, the fields of a config, without those that were added later and hold their default: what a run of the time
+    before them would have written, so that its name, a hash of its config, stays what it is."""
+    added = {field.name: field.default for field in fields(config) if field.metadata.get("added")}
+    return {name: value for name, value in data.items() if name not in added or value != added[name]}
 
 
 def to_dict(config: Any) -> dict[str, Any]:

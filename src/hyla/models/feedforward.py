@@ -21,11 +21,12 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 class FeedForward(nn.Module):
-    """`down(gelu(up(x)))` with biases and the tanh approximation of GELU (P1's tasks). Backend eager: nothing is fused."""
+    """`down(gelu(up(x)))` with the tanh approximation of GELU, with biases (P1's tasks) or without (P2's). Backend eager:
+    nothing is fused."""
 
-    def __init__(self, width: int, hidden: int, backend: Backend = "auto"):
+    def __init__(self, width: int, hidden: int, backend: Backend = "auto", bias: bool = True):
         super().__init__()
-        self.up, self.down = linear(width, hidden), linear(hidden, width)
+        self.up, self.down = linear(width, hidden, bias), linear(hidden, width, bias)
         self.backend = backend
 
     def forward(self, x: Float[Tensor, "*batch width"], norm: nn.Module | None = None) -> Float[Tensor, "*batch width"]:

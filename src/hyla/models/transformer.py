@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 from hyla.attention import MultiHeadAttention, ValueNetwork, resolve_mechanism, sinusoidal
 from hyla.attention.eager import draw_keep
 from hyla.attention.functional import Backend
+from hyla.attention.layer import NORM_EPSILON
 from hyla.attention.mechanisms import Activation, MechanismName, ScoreNorm
-from hyla.configs import check_types
+from hyla.configs import ADDED, check_types
 from hyla.errors import check
+from hyla.layout import InputLayout
+from hyla.models.base import MAX_SIZE, Model, ModelOutput
 from hyla.models.feedforward import FeedForward, SwiGLU, linear
 from hyla.models.mixture import Mixture
-
-NORM_EPSILON = 1e-6
-MAX_SIZE = 2**20  # of any width or number in a config: far above what trains, far below what breaks an allocator
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ class TransformerConfig:
     """One dropout mask for the whole batch and all heads, as in P1's public code."""
     backend: Backend = "auto"
     """How attention is computed; the run records what auto chose."""
+    bias: bool = dataclasses.field(default=True, metadata=ADDED)
+    """Biases in the projections, position-wise networks and norms of the blocks (P2: none)."""
+    qk_norm: bool = dataclasses.field(default=False, metadata=ADDED)
+    """LayerNorm without bias on every head's queries and keys (P2)."""
 
     def __post_init__(self) -> None:
         check_types(self, "model")
@@ -107,13 +112,18 @@ class TransformerConfig:
         return ValueNetwork(network.depth if self.depth is None else self.depth, self.activation or network.activation)
 
 
-class TransformerOutput(NamedTuple):
-    """predictions `[B, answers, output_dim]`; codes, one `[B, H, Q, K]` per block when asked for; balance_loss, the mean
-    load-balancing loss of the blocks (None without a mixture)."""
+def embedding_table(vocab_size: int, width: int) -> nn.Embedding:
+    """A table of token vectors, normal with variance 1/width."""
+    table = nn.Embedding(vocab_size, width)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    return table
 
-    predictions: Tensor
-    codes: tuple[Tensor, ...] | None = None
-    balance_loss: Tensor | None = None
+
+def make_norm(config: TransformerConfig) -> nn.Module:
+    """A norm of the blocks."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.embed_dim, eps=NORM_EPSILON)
+    return nn.LayerNorm(config.embed_dim, eps=NORM_EPSILON, bias=config.bias)
 
 
 class Block(nn.Module):
@@ -121,8 +131,7 @@ class Block(nn.Module):
 
     def __init__(self, config: TransformerConfig, sequence_length: int):
         super().__init__()
-        norm = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-        self.norm1, self.norm2 = (norm(config.embed_dim, eps=NORM_EPSILON) for _ in range(2))
+        self.norm1, self.norm2 = make_norm(config), make_norm(config)
         self.attention = MultiHeadAttention(
             config.embed_dim,
             config.num_heads,
@@ -138,13 +147,15 @@ class Block(nn.Module):
             num_buckets=config.num_buckets or max(sequence_length, 2),
             max_distance=config.max_distance or max(sequence_length, 2),
             bidirectional=config.bidirectional,
+            bias=config.bias,
+            qk_norm=config.qk_norm,
             backend=config.backend,
         )
         self.causal = config.causal
         if config.mlp == "mixture":
             self.mlp = Mixture(config.embed_dim, config.mlp_dim, config.num_experts, config.top_k)
         elif config.mlp == "gelu":
-            self.mlp = FeedForward(config.embed_dim, config.mlp_dim, config.backend)
+            self.mlp = FeedForward(config.embed_dim, config.mlp_dim, config.backend, config.bias)
         else:
             self.mlp = SwiGLU(config.embed_dim, config.mlp_dim)
 
@@ -175,13 +186,14 @@ def _watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks)
 
 
-class Transformer(nn.Module):
+class Transformer(Model):
     """Embedding, blocks, LayerNorm, linear head.
 
     Args:
         config: sizes and choices.
         input_dim, output_dim: widths of real-valued tokens in and out; or
-        vocab_size: reads token ids instead, through a table that is tied to the output (logits divided by sqrt(E)).
+        vocab_size: reads token ids instead, through a table that is tied to the output (logits divided by sqrt(E)); or
+        layout, output_dim: reads an encoding of the task as the first token (or tokens), then the points, as P2's do.
         sequence_length: T, which sets the t5 buckets; other lengths still run.
     """
 
@@ -193,20 +205,31 @@ class Transformer(nn.Module):
         input_dim: int | None = None,
         output_dim: int | None = None,
         vocab_size: int | None = None,
+        layout: InputLayout | None = None,
     ):
         super().__init__()
-        both = input_dim is not None and output_dim is not None
-        check(both != (vocab_size is not None), "vocab_size", vocab_size, "give it, or input_dim and output_dim")
-        self.config = config
+        given = [vocab_size is not None, input_dim is not None, layout is not None]
+        allowed = "give one of vocab_size, input_dim and layout; the last two with output_dim"
+        one = sum(given) == 1 and (output_dim is None) == (vocab_size is not None)
+        check(one, "vocab_size, input_dim, layout, output_dim", (vocab_size, input_dim, layout, output_dim), allowed)
+        self.config, self.layout = config, layout
         if vocab_size is not None:
-            self.embedding = nn.Embedding(vocab_size, config.embed_dim)
-            nn.init.normal_(self.embedding.weight, std=config.embed_dim**-0.5)
+            self.embedding = embedding_table(vocab_size, config.embed_dim)
             self.head = None
-        elif input_dim is not None and output_dim is not None:
-            self.embedding = linear(input_dim, config.embed_dim)
+        elif output_dim is not None:
+            width = layout.point_dim if layout is not None else input_dim or 0
+            self.embedding = linear(width, config.embed_dim)
             self.head = linear(config.embed_dim, output_dim)
+        if layout is not None and layout.vocab_size is not None:
+            self.encoding = embedding_table(layout.vocab_size, config.embed_dim)
+        elif layout is not None:
+            self.encoding = linear(layout.encoding_shape[-1], config.embed_dim, bias=False)
         self.blocks = nn.ModuleList(Block(config, sequence_length) for _ in range(config.num_layers))
-        self.norm = nn.LayerNorm(config.embed_dim, eps=NORM_EPSILON)
+        self.norm = nn.LayerNorm(config.embed_dim, eps=NORM_EPSILON, bias=config.bias)
+
+    @property
+    def hidden_names(self) -> tuple[str, ...]:
+        return tuple(f"blocks.{index}" for index in range(len(self.blocks)))
 
     def forward(
         self,
@@ -216,19 +239,15 @@ class Transformer(nn.Module):
         key_mask: Bool[Tensor, "*batch tokens"] | None = None,
         keep: Sequence[Bool[Tensor, "..."]] | None = None,
         return_codes: bool = False,
-    ) -> TransformerOutput:
-        """Predictions for `inputs [B, T, input_dim]` (token ids `[B, T]` with a vocabulary).
+    ) -> ModelOutput:
+        """Predictions for `inputs [B, T, input_dim]` (token ids `[B, T]` with a vocabulary, rows of a layout with one).
 
         predict_at: only these positions are answered, and the last block computes only them: the same numbers for less
         work (a mixture's balance then also counts only these tokens in the last block). key_mask: `[B, T]`, True = a real
         token. keep: a dropout mask per block, as `draw_keep` draws them, where they must be repeated. return_codes: also
         the latent codes of every block (the last block's for the answered positions only).
         """
-        if isinstance(self.embedding, nn.Embedding):
-            x = self.embedding(inputs)
-        else:
-            # With the table turned in memory, the product for its gradient is several times faster where inputs are narrow.
-            x = F.linear(inputs, self.embedding.weight.T.contiguous().T, self.embedding.bias)
+        x = self.embed(inputs)
         if self.config.positions == "sinusoidal":
             x = x + sinusoidal(torch.arange(x.shape[-2], device=x.device), x.shape[-1], x.dtype)
         codes, balances = [], []
@@ -240,7 +259,19 @@ class Transformer(nn.Module):
         x = self.norm(x)
         predictions = x @ self.embedding.weight.T / self.config.embed_dim**0.5 if self.head is None else self.head(x)
         balance_loss = torch.stack(balances).mean() if self.config.mlp == "mixture" else None
-        return TransformerOutput(predictions, tuple(codes) if return_codes else None, balance_loss)
+        return ModelOutput(predictions, tuple(codes) if return_codes else None, balance_loss)
+
+    def embed(self, inputs: Shaped[Tensor, "..."]) -> Tensor:
+        """Tokens `[B, T, E]`, before any positions."""
+        if isinstance(self.embedding, nn.Embedding):
+            return self.embedding(inputs)
+        encoding, points = (None, inputs) if self.layout is None else self.layout.unpack(inputs)
+        # With the table turned in memory, the product for its gradient is several times faster where inputs are narrow.
+        x = F.linear(points, self.embedding.weight.T.contiguous().T, self.embedding.bias)
+        if encoding is None:
+            return x
+        first = self.encoding(encoding)
+        return torch.cat([first if first.dim() == x.dim() else first[..., None, :], x], -2)
 
     def draw_keep(self, batch_size: int, num_tokens: int, predict_at: slice | None = None) -> list[Tensor]:
         """The attention dropout masks of one forward pass, block by block as the blocks themselves would draw them; none
@@ -254,7 +285,3 @@ class Transformer(nn.Module):
             shape = (batch_size, config.num_heads, len(queries), num_tokens)
             masks.append(draw_keep(shape, config.attention_dropout, config.dropout_shared, device))
         return masks
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
