@@ -7,15 +7,15 @@ any step, rank or ensemble member can be drawn alone, and a resumed run sees exa
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from hyla.layout import InputLayout
 
 Stream = Literal["training", "evaluation"]
 
@@ -90,53 +90,6 @@ class Batch:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), latents=latents)
 
 
-@dataclass(frozen=True)
-class InputLayout:
-    """How a row of `Batch.inputs` holds an encoding of the task, then the points it is to be applied to.
-
-    encoding_shape: `(D,)` one vector, `(T, D)` several, or `(T,)` token ids of a table with `vocab_size` entries (ids are
-    exact in float32). num_points, point_dim: N points of width I.
-    """
-
-    encoding_shape: tuple[int, ...]
-    num_points: int
-    point_dim: int
-    vocab_size: int | None = None
-
-    @property
-    def encoding_size(self) -> int:
-        """Numbers of an encoding."""
-        return math.prod(self.encoding_shape)
-
-    @property
-    def num_encoding_tokens(self) -> int:
-        """Tokens that a sequence model reads before the points."""
-        return 1 if len(self.encoding_shape) == 1 and self.vocab_size is None else self.encoding_shape[0]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_encoding_tokens + self.num_points
-
-    @property
-    def input_dim(self) -> int:
-        """Numbers of a row."""
-        return self.encoding_size + self.num_points * self.point_dim
-
-    def pack(
-        self, encoding: Shaped[Tensor, "*batch ..."], points_BNI: Float[Tensor, "*batch points width"]
-    ) -> Float[Tensor, "*batch numbers"]:
-        """Rows from encodings `[B, *encoding_shape]` and points `[B, N, I]`."""
-        flat = encoding.flatten(-len(self.encoding_shape)).to(points_BNI.dtype)
-        return torch.cat([flat, points_BNI.flatten(-2)], -1)
-
-    def unpack(self, inputs: Float[Tensor, "*batch numbers"]) -> tuple[Tensor, Tensor]:
-        """The inverse of `pack`: (encoding, points); token ids come back as integers."""
-        encoding, points = inputs.split([self.encoding_size, self.num_points * self.point_dim], -1)
-        encoding = encoding.unflatten(-1, self.encoding_shape)
-        encoding = encoding.long() if self.vocab_size is not None else encoding
-        return encoding, points.unflatten(-1, (self.num_points, self.point_dim))
-
-
 @runtime_checkable
 class Task(Protocol):
     """A source of batches, a loss and per-sequence scores.
@@ -157,7 +110,9 @@ class Task(Protocol):
     output_dim: int
     sequence_length: int
     predict_at: slice
-    layout: InputLayout | None
+
+    @property
+    def layout(self) -> InputLayout | None: ...
 
     def batch(
         self,
