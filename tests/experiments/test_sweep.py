@@ -54,6 +54,22 @@ def test_without_a_selection_every_point_is_a_row():
     assert {variant.mechanism for variant in experiment.variants[:2]} == {"hyla"}
 
 
+def test_architectures_make_rows_of_tasks_that_are_told():
+    experiment = sweep(
+        {"name": "small", "task": "hyperteacher", "base": {"training": {"steps": 20}}}
+        | {"grid": {"model.architecture": ["mlp", "hypernetwork"], "model.width": [8, 16]}}
+    )
+    assert [v.name for v in experiment.variants] == [
+        "mlp, width 8", "mlp, width 16", "hypernetwork, width 8", "hypernetwork, width 16",
+    ]  # fmt: skip
+    assert experiment.axes == ("model.width",)
+    assert [variant.mechanism for variant in experiment.variants] == ["mlp", "mlp", "hypernetwork", "hypernetwork"]
+    assert {variant.reported for variant in experiment.variants} == {None}
+    assert {run.config.model.width for run in experiment.runs} == {8, 16}
+    with pytest.raises(ConfigError, match=r"model\.architecture = 'lstm'"):
+        sweep({"name": "small", "task": "hyperteacher", "grid": {"model.architecture": ["lstm"]}})
+
+
 def test_keys_may_be_written_without_quotes_and_base_has_sections():
     base = '[base]\npreset = "paper"\nmodel.num_layers = 1\n[base.training]\nsteps = 700\n'
     (run,) = made(f"seeds = [3]\n{base}[grid]\noptimizer.lr = [0.5]").runs

@@ -13,14 +13,23 @@ from functools import lru_cache
 from typing import Any
 
 from hyla.attention import MECHANISMS
-from hyla.tasks.fuzzy_logic import LogicConfig
+from hyla.models.hypernetwork import HypernetworkConfig
+from hyla.models.mlp import MLPConfig
+from hyla.models.transformer import TransformerConfig
+from hyla.tasks.goal_grid import GoalConfig
+from hyla.tasks.hyperteacher import HyperteacherConfig
+from hyla.tasks.preference_grid import PreferenceConfig
+from hyla.tasks.sraven import SravenConfig
 from hyla.training.config import TrainConfig, preset_paper
 
 STEP_SECONDS = {"logic": 0.045, "sraven": 0.160}  # at the paper's sizes, softmax attention and HYLA alike
 EXPONENTS = {"tokens": 0.8, "width": 1.5, "layers": 0.9, "batch": 0.9}  # of the seconds in each size, relative to those
 MIXTURE_FACTOR = 6.0  # a mixture of experts computes every expert for every token
 DEEP_FACTOR = 3.0  # of value networks with more than two layers
+FLOPS_PER_SECOND = 9e10  # of the dense models of the second paper's tasks
+OVERHEAD_SECONDS = 0.002  # of their steps
 FORWARD_SHARE = 1 / 3  # of a training step's time: an evaluated sequence has no backward pass
+OUTPUTS = 16  # of those tasks, roughly
 START_SECONDS = 5.0  # a process that imports torch, builds its model and ends
 
 BASE_GIB = 0.31  # of a process with torch and no model
@@ -28,9 +37,37 @@ BYTES_PER_TOKEN = 80  # of activations, for each layer and unit of width
 
 
 def num_tokens(config: TrainConfig) -> int:
-    """Length of a sequence."""
+    """Length of a sequence, or points of a task."""
     task = config.task
-    return task.num_points if isinstance(task, LogicConfig) else task.num_rows * task.num_columns * task.num_features
+    if isinstance(task, SravenConfig):
+        return task.num_rows * task.num_columns * task.num_features
+    if isinstance(task, PreferenceConfig):
+        return task.time_limit
+    if isinstance(task, GoalConfig):
+        return task.time_limit or task.size**2 // 2
+    return task.num_points
+
+
+def point_dim(config: TrainConfig) -> int:
+    """Width of a point, of tasks that come with an encoding."""
+    task = config.task
+    if isinstance(task, PreferenceConfig):
+        return 7 * 7 * (task.num_features + 2)
+    if isinstance(task, GoalConfig):
+        return task.size**2 * (task.num_objects + 2)
+    return task.point_dim if isinstance(task, HyperteacherConfig) else 0
+
+
+def num_weights(config: TrainConfig) -> int:
+    """Weights that every token or point is multiplied with, roughly."""
+    model, width = config.model, point_dim(config)
+    if isinstance(model, MLPConfig):
+        return model.width * ((model.num_layers - 1) * model.width + width + OUTPUTS)
+    if isinstance(model, HypernetworkConfig):
+        return model.width * (width + OUTPUTS)
+    experts = model.num_experts if model.mlp == "mixture" else 1
+    each = model.num_layers * 2 * (model.mlp_dim * experts + model.qk_dim + model.v_dim)
+    return model.embed_dim * (each + width)
 
 
 @lru_cache(maxsize=100_000)
@@ -42,16 +79,21 @@ def size_of(config: TrainConfig) -> Any:
 
 def step_seconds(config: TrainConfig) -> float:
     """Seconds of a training step by the table."""
+    model = config.model
+    if config.task_name not in STEP_SECONDS or not isinstance(model, TransformerConfig):
+        rows = config.training.batch_size * num_tokens(config)
+        return OVERHEAD_SECONDS + 6 * rows * num_weights(config) / FLOPS_PER_SECOND  # forward and two backward products
     base = preset_paper(config.task_name)
+    sizes = base.model
+    assert isinstance(sizes, TransformerConfig)
     seconds = STEP_SECONDS[config.task_name]
     for name, now, then in (
         ("tokens", num_tokens(config), num_tokens(base)),
-        ("width", config.model.embed_dim, base.model.embed_dim),
-        ("layers", config.model.num_layers, base.model.num_layers),
+        ("width", model.embed_dim, sizes.embed_dim),
+        ("layers", model.num_layers, sizes.num_layers),
         ("batch", config.training.batch_size, base.training.batch_size),
     ):
         seconds *= (now / then) ** EXPONENTS[name]
-    model = config.model
     depth = model.depth or MECHANISMS[model.mechanism].value_network.depth
     return seconds * (MIXTURE_FACTOR if model.mlp == "mixture" else 1) * (DEEP_FACTOR if depth > 2 else 1)
 
@@ -67,12 +109,13 @@ def work(config: TrainConfig, step: int = 0) -> float:
 
 def peak_gib(config: TrainConfig) -> float:
     """Memory of a run's process by the table, in GiB; somewhat too high rather than too low."""
-    model = config.model
-    experts = model.num_experts if model.mlp == "mixture" else 1
+    model, weights = config.model, num_weights(config)
     tokens = config.training.batch_size * num_tokens(config)
-    activations = tokens * model.num_layers * model.embed_dim * BYTES_PER_TOKEN * (3 if experts > 1 else 1)
-    weights = model.num_layers * model.embed_dim * 2 * (model.mlp_dim * experts + model.qk_dim + model.v_dim)
-    return BASE_GIB + (activations + 16 * weights) / 2**30  # 16 bytes: weight, gradient and two moments
+    if isinstance(model, TransformerConfig):
+        numbers = tokens * model.num_layers * model.embed_dim * (3 if model.mlp == "mixture" else 1)
+    else:
+        numbers = tokens * model.width * (model.num_layers if isinstance(model, MLPConfig) else 1)
+    return BASE_GIB + (numbers * BYTES_PER_TOKEN + 16 * weights) / 2**30  # 16 bytes: weight, gradient and two moments
 
 
 def seconds_each(runs: Sequence[tuple[TrainConfig, int | None, float | None]]) -> list[float]:

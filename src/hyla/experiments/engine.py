@@ -29,6 +29,7 @@ import filelock
 from hyla.errors import ConfigError, RunError, check
 from hyla.experiments.cost import peak_gib, seconds_each, size_of
 from hyla.experiments.experiment import Experiment, PlannedRun
+from hyla.models.transformer import TransformerConfig
 from hyla.report.plan import ERRORS, RUNS, Plan, write_plan
 from hyla.runs import CONFIG, LOCK, Run, check_free, create_run, read_json, write_json
 from hyla.training.checkpoint import list_checkpoints
@@ -218,7 +219,7 @@ def check_machine(jobs: Sequence[Job], pool: Pool) -> None:
         check(need <= pool.memory_gib, "memory_gib", round(pool.memory_gib, 2), allowed)
         check_trackers(config)
         device = resolve_device(config.training.device)
-        if config.model.backend != "auto":
+        if isinstance(config.model, TransformerConfig) and config.model.backend != "auto":
             backend_of_run(config, make_task(config), device)
 
 

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from hyla.configs import without_added
 from hyla.errors import ConfigError, check
 from hyla.report import plan as plans
 from hyla.report.plan import Figure, Plan, Selection, Setting
@@ -40,7 +41,7 @@ class Variant:
 
     @property
     def mechanism(self) -> str:
-        return self.candidates[0].model.mechanism
+        return self.candidates[0].mechanism
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Experiment:
     axes: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ("scores", "curves")
     reported_split: str = "held_out"
-    after: Callable[[Path, Plan], None] | None = None
+    after: Callable[[Path, Plan], object] | None = None
 
     def __post_init__(self) -> None:
         check(len(self.variants) > 0, "variants", [], "at least one")
@@ -92,7 +93,7 @@ class Experiment:
 
     @property
     def metric(self) -> str:
-        return TASKS[self.task][1].headline
+        return TASKS[self.task].task.headline
 
     @cached_property
     def runs(self) -> tuple[PlannedRun, ...]:
@@ -184,16 +185,23 @@ def with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConf
 
 def setting(config: TrainConfig, key: str) -> Any:
     """The value of a dotted key."""
+    if key == "model.architecture":
+        return config.architecture_name
     section, _, name = key.rpartition(".")
     return getattr(getattr(config, section) if section else config, name)
 
 
 def config_hash(config: TrainConfig) -> str:
-    """Eight hex digits of a config's content."""
-    canonical = json.dumps(config_to_dict(config), sort_keys=True)
+    """Eight hex digits of a config's content, blind to fields that were added later and hold their default."""
+    data = config_to_dict(config)
+    for section in ("task", "model", "optimizer", "training"):
+        data[section] = without_added(getattr(config, section), data[section])
+    if data["model"]["architecture"] == "transformer":  # older than the choice of it
+        del data["model"]["architecture"]
+    canonical = json.dumps(data, sort_keys=True)
     return hashlib.blake2b(canonical.encode(), digest_size=4).hexdigest()
 
 
 def run_name(config: TrainConfig) -> str:
     """The folder of a run: for people first, and different for every config."""
-    return f"{config.task_name}-{config.model.mechanism}-seed{config.seed}-{config_hash(config)}"
+    return f"{config.task_name}-{config.mechanism}-seed{config.seed}-{config_hash(config)}"

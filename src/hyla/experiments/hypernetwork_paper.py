@@ -23,6 +23,7 @@ from hyla.errors import check
 from hyla.experiments.experiment import Experiment, Variant, with_settings
 from hyla.latents.analysis import Options
 from hyla.latents.read import write_analysis
+from hyla.models.transformer import TransformerConfig
 from hyla.report.comparison import summarise
 from hyla.report.plan import RUNS, Figure, Plan, Selection, Setting
 from hyla.training.config import TrainConfig, preset_default, preset_paper
@@ -460,7 +461,8 @@ def experiment(
         settings = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
         chosen = settings[:1] if selection == "none" else settings
         # no figure is reported for softmax attention beside a mixture of experts
-        reported = base.model.mechanism if base.model.mlp == "gelu" else None
+        mixture = isinstance(base.model, TransformerConfig) and base.model.mlp == "mixture"
+        reported = None if mixture else base.mechanism
         candidates = tuple(with_settings(base, setting) for setting in chosen)
         variants.append(Variant(one.name, candidates, one.axes, reported))
     trained = steps_text([one.config for one in rows], request.budget)
@@ -474,7 +476,7 @@ def experiment(
         splits="paper",
         selection=selection,
         tuned=tuple(GRID[task]) + (("optimizer.warmup_steps",) if len(warmup_factors) > 1 else ()),
-        baseline=next(one.name for one in rows if one.config.model.mechanism == "softmax"),
+        baseline=next(one.name for one in rows if one.config.mechanism == "softmax"),
         axes=tuple(rows[0].axes),
         figures=figures,
         after=after,

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 
-from hyla.errors import ConfigError, MissingExtraError
-from hyla.report import drawings
+from hyla.errors import ConfigError, MissingExtraError, check
+from hyla.report import drawings, episodes, networks, supports
 from hyla.tasks.base import Batch, Task
 from hyla.tasks.fuzzy_logic import FuzzyLogic
+from hyla.tasks.grid import PADDING, GridTask
+from hyla.tasks.hyperteacher import Hyperteacher
+from hyla.tasks.preference_grid import PreferenceGrid
 from hyla.tasks.sraven import RULES, Sraven
 
 BATCH = 512
@@ -40,6 +43,14 @@ def sample_row(task: Task, split: str, number: int, one: Batch) -> dict[str, Any
         terms, points, values = logic_parts(one)
         row |= {"formula": drawings.formula(terms), "terms": terms.tolist(), "points": points.tolist()}
         return row | {"values": values.tolist(), "answer": one.targets[0, 0].item()}
+    if isinstance(task, GridTask):
+        scene, course = episode_parts(task, one)
+        row |= {"task_latent": one.latents["task"][0].tolist(), "title": scene.title, "walls": scene.walls}
+        row |= {"objects": scene.objects, "kinds": scene.kinds, "agent": course.agent}
+        return row | {"rewards": course.rewards, "answer": course.actions}
+    if isinstance(task, Hyperteacher):
+        row |= {"task_latent": one.latents["task"][0].tolist(), "encoding": encoding_of(task, one).tolist()}
+        return row | {"points": points_of(task, one).tolist(), "answer": one.targets[0].tolist()}
     rules = one.latents["rules"][0].tolist()
     row |= {"rules": [RULES[rule] for rule in rules], "permutations": one.latents["permutations"][0].tolist()}
     return row | {"panels": one.latents["panels"][0].tolist(), "answer": one.targets[0].tolist()}
@@ -51,16 +62,53 @@ def _sraven_arguments(task: Sraven, one: Batch) -> tuple[dict[str, Any], Any]:
     return arguments, one.latents["permutations"][0].numpy() if task.config.permute_features else None
 
 
+def episode_parts(task: GridTask, one: Batch) -> tuple[episodes.Scene, episodes.Course]:
+    """The world of one episode, and its demonstration."""
+    drawn = task.episodes_of(one.latents)
+    shown = task.replay(drawn, one.targets)
+    count = int((one.targets[0] != PADDING).sum())
+    agent = [*shown.agent[0, :count].tolist(), int(shown.last.agent)]
+    course = episodes.Course(
+        actions=[task.action_names[action] for action in one.targets[0, :count].tolist()],
+        rewards=shown.rewards[0, :count].tolist(),
+        agent=[divmod(cell, task.walls.shape[-1]) for cell in agent],
+        taken=[*shown.taken[0, :count].tolist(), shown.last.taken[0].tolist()],
+    )
+    return episodes.Scene(**task.scene(drawn)), course
+
+
+def encoding_of(task: Hyperteacher, one: Batch) -> torch.Tensor:
+    return task.layout.unpack(one.inputs)[0][0]
+
+
+def points_of(task: Hyperteacher, one: Batch) -> torch.Tensor:
+    return task.layout.unpack(one.inputs)[1][0]
+
+
+def _network_arguments(task: Hyperteacher, one: Batch) -> dict[str, Any]:
+    latent, points = one.latents["task"][0], points_of(task, one)
+    return {"latent": latent.tolist(), "points": points.tolist(), "answers": one.targets[0].tolist()}
+
+
 def sample_text(task: Task, one: Batch) -> str:
     """One sample for a reader."""
+    if isinstance(task, Hyperteacher):
+        return networks.network_text(**_network_arguments(task, one))
     if isinstance(task, Sraven):
         arguments, order = _sraven_arguments(task, one)
         return drawings.puzzle_text(**arguments, permutations=order)
+    if isinstance(task, GridTask):
+        return episodes.episode_text(*episode_parts(task, one))
     return drawings.function_text(*logic_parts(one))
 
 
 def draw_sample(task: Task, one: Batch, path: Path) -> Path:
-    """One sample as a picture."""
+    """One sample as a picture; an animation if `path` ends in `.gif`."""
+    if isinstance(task, Hyperteacher):
+        return networks.draw_network(**_network_arguments(task, one), path=path)
+    if isinstance(task, GridTask):
+        draw = episodes.animate_episode if path.suffix == ".gif" else episodes.draw_episode
+        return draw(*episode_parts(task, one), path)
     if isinstance(task, Sraven):
         arguments, order = _sraven_arguments(task, one)
         return drawings.draw_puzzle(**arguments, path=path, permutations=order)
@@ -68,7 +116,8 @@ def draw_sample(task: Task, one: Batch, path: Path) -> Path:
 
 
 def write_samples(task: Task, split: str, count: int, form: str, out: Path | None) -> Iterator[str | Path]:
-    """Write the samples as `text`, `png`, `jsonl` or `parquet`; yields the texts to print, or the files written.
+    """Write the samples as `text`, `png`, `gif`, `jsonl` or `parquet`, or the task's support as a picture (`support`);
+    yields the texts to print, or the files written.
 
     Raises ConfigError before anything is written for what cannot be drawn, MissingExtraError where a package is missing.
     """
@@ -85,13 +134,16 @@ def write_samples(task: Task, split: str, count: int, form: str, out: Path | Non
     assert out is not None
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out = {str(out)!r} is not possible: it is a file")
-    if form == "png":
-        check_drawable(task)
+    if form in ("png", "gif", "support"):
+        check_drawable(task, form)
     write_table = parquet_writer() if form == "parquet" else None
     out.mkdir(parents=True, exist_ok=True)
-    if form == "png":
+    if form == "support":
+        yield from draw_support(task, out / f"{task.name}-support")
+        return
+    if form in ("png", "gif"):
         for number, one in samples:
-            yield draw_sample(task, one, out / f"{stem}-{number:03d}.png")
+            yield draw_sample(task, one, out / f"{stem}-{number:03d}.{form}")
         return
     path = out / f"{stem}.{'txt' if form == 'text' else form}"
     if write_table is not None:
@@ -105,6 +157,14 @@ def write_samples(task: Task, split: str, count: int, form: str, out: Path | Non
     yield path
 
 
+def draw_support(task: Task, path_stem: Path) -> tuple[Path, Path]:
+    """Which combinations of modules a task trains on, as a picture (.png and .svg)."""
+    assert isinstance(task, Hyperteacher | PreferenceGrid)
+    rows = {split: rows.numpy() for split, rows in task.combinations.items()}
+    count = task.support.num_modules
+    return supports.draw_support(rows["train"], rows["held_out"], count, path_stem, task.support.name)
+
+
 def parquet_writer() -> Callable[[list[dict[str, Any]], Path], None]:
     """A function that writes rows to a Parquet file; MissingExtraError where that needs a package that is not there."""
     try:
@@ -115,8 +175,17 @@ def parquet_writer() -> Callable[[list[dict[str, Any]], Path], None]:
     return lambda rows, path: parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def check_drawable(task: Task) -> None:
-    """Raise ConfigError with the reason if a task's samples are too large for a picture."""
+def check_drawable(task: Task, form: str = "png") -> None:
+    """Raise ConfigError with the reason if a task's samples are too large for a picture, or stand still."""
+    if form == "support":
+        has = isinstance(task, Hyperteacher | PreferenceGrid)
+        check(has, "format", form, f"task {task.name} is not made of modules; hyperteacher and preference are")
+    if form == "gif":
+        moving = isinstance(task, GridTask)
+        check(
+            moving, "format", form, f"task {task.name} has no episodes to animate; --format png draws a still picture"
+        )
+        episodes.check_pillow()
     limits = (drawings.MAX_FEATURES, drawings.MAX_VALUES)
     if isinstance(task, Sraven) and (task.config.num_features > limits[0] or task.config.num_values > limits[1]):
         raise ConfigError(

@@ -45,6 +45,8 @@ from hyla.training.config import PRESETS, SECTIONS, TASKS, TrainConfig, config_f
 KEYS = ("name", "title", "task", "seeds", "splits", "variants", "select", "baseline", "base", "grid", "random")
 KINDS = ("choice", "uniform", "log_uniform", "int_uniform")
 MAX_RUNS = 100_000
+MODEL_AXES = ("model.mechanism", "model.architecture")  # what a row is named after, rather than a place on an axis
+REPORTED = ("logic", "sraven")  # tasks of which there are reported figures
 
 
 def read_sweep(path: Path | str) -> Experiment:
@@ -116,17 +118,17 @@ def sweep(data: Mapping[str, Any]) -> Experiment:
         for draw in draws:
             settings = point | draw
             config = with_settings(base, settings)
-            row = _row_name(rows, settings) or config.model.mechanism
-            axes_of[row] = {axis: settings[axis] for axis in rows if axis != "model.mechanism"}
+            row = _row_name(rows, settings) or config.mechanism
+            axes_of[row] = {axis: settings[axis] for axis in rows if axis not in MODEL_AXES}
             variants.setdefault(row, []).append(config)
-    axes = tuple(axis for axis in rows if axis != "model.mechanism")
+    axes = tuple(axis for axis in rows if axis not in MODEL_AXES)
     baseline = data.get("baseline")
     check(baseline is None or baseline in variants, "baseline", baseline, f"the rows are {'; '.join(variants)}")
     experiment = Experiment(
         name=name,
         title=_text(data, "title", name),
         variants=tuple(
-            Variant(row, _different(configs), axes_of[row], configs[0].model.mechanism)
+            Variant(row, _different(configs), axes_of[row], configs[0].mechanism if task in REPORTED else None)
             for row, configs in variants.items()
         ),
         seeds=tuple(seeds),
@@ -194,7 +196,8 @@ def _random(data: Any, base: TrainConfig) -> list[dict[str, Any]]:
     check(axes != {}, "random", {}, 'at least one axis, such as "optimizer.lr" = { log_uniform = [1e-4, 1e-2] }')
     for axis, distribution in axes.items():
         _check_axis(axis, base)
-        check(axis != "model.mechanism", "random", axis, "a row has one mechanism: make it an axis of [grid]")
+        one = f"a row has one {axis.rpartition('.')[2]}: make it an axis of [grid]"
+        check(axis not in MODEL_AXES, "random", axis, one)
         _check_distribution(axis, distribution)
     draws = []
     for number in range(samples):
@@ -256,6 +259,7 @@ def _flat(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _check_axis(axis: str, base: TrainConfig) -> None:
     """Refuse what is no setting of a run, naming the nearest one."""
     known = {name: [field.name for field in fields(getattr(base, name))] for name in ("task", *SECTIONS)}
+    known["model"].append("architecture")
     section, _, key = axis.rpartition(".")
     check(axis != "seed", "axis", axis, "write seeds = [...] at the top level")
     check(axis != "task.name", "axis", axis, "a sweep has one task: write task = ... at the top level")
@@ -265,6 +269,8 @@ def _check_axis(axis: str, base: TrainConfig) -> None:
 
 def _kind(axis: str, value: Any, base: TrainConfig) -> Any:
     """A whole number as a float where the setting is one, so that 1 and 1.0 are the same run."""
+    if axis == "model.architecture":
+        return value
     section, _, key = axis.rpartition(".")
     hint = field_types(type(getattr(base, section)))[key]
     is_float = hint is float or float in get_args(hint)
@@ -289,9 +295,10 @@ def _row_axes(variants: Any, select: Selection, axes: Sequence[str], grid: Seque
         check(all_of_them, "variants", variants, allowed)
         return list(axes)
     if variants is None:
-        return [axis for axis in grid if axis == "model.mechanism"]
-    allowed = "it must name model.mechanism, since a row has one mechanism"
-    check("model.mechanism" not in grid or "model.mechanism" in _names(variants), "variants", variants, allowed)
+        return [axis for axis in grid if axis in MODEL_AXES]
+    for axis in MODEL_AXES:
+        allowed = f"it must name {axis}, since a row has one {axis.rpartition('.')[2]}"
+        check(axis not in grid or axis in _names(variants), "variants", variants, allowed)
     for axis in _names(variants):
         check(axis in grid, "variants", axis, f"rows are made by axes of [grid]: {', '.join(grid)}")
     return _names(variants)
@@ -307,7 +314,7 @@ def _names(variants: Any) -> list[str]:
 def _row_name(rows: Sequence[str], settings: Mapping[str, Any]) -> str:
     """`hyla, lr 0.003`."""
     named = ((axis.rpartition(".")[2], settings[axis]) for axis in rows)
-    return ", ".join(str(value) if short == "mechanism" else f"{short} {value}" for short, value in named)
+    return ", ".join(str(value) if f"model.{short}" in MODEL_AXES else f"{short} {value}" for short, value in named)
 
 
 def _different(configs: Sequence[TrainConfig]) -> tuple[TrainConfig, ...]:

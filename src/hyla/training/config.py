@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hyla.configs import check_types, from_dict, to_dict, unknown_key
 from hyla.errors import ConfigError, check
+from hyla.models.base import Model
+from hyla.models.hypernetwork import Hypernetwork, HypernetworkConfig
+from hyla.models.mlp import MLP, MLPConfig
 from hyla.models.transformer import Transformer, TransformerConfig
 from hyla.tasks.base import Task
 from hyla.tasks.fuzzy_logic import FuzzyLogic, LogicConfig
+from hyla.tasks.goal_grid import GoalConfig, GoalGrid
+from hyla.tasks.hyperteacher import Hyperteacher, HyperteacherConfig
+from hyla.tasks.preference_grid import PreferenceConfig, PreferenceGrid
 from hyla.tasks.sraven import Sraven, SravenConfig
 
 
@@ -98,12 +104,16 @@ class LoopConfig:
         check(kind in ("auto", "cpu", "cuda", "mps"), "training.device", self.device, "auto, cpu, cuda, cuda:N or mps")
 
 
+TaskConfig = LogicConfig | SravenConfig | HyperteacherConfig | PreferenceConfig | GoalConfig
+ModelConfig = TransformerConfig | MLPConfig | HypernetworkConfig
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """One run. `seed` sets initialisation and data; `task.split_seed` sets which combinations are held out."""
 
-    task: LogicConfig | SravenConfig = field(default_factory=LogicConfig)
-    model: TransformerConfig = field(default_factory=TransformerConfig)
+    task: TaskConfig = field(default_factory=LogicConfig)
+    model: ModelConfig = field(default_factory=TransformerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: LoopConfig = field(default_factory=LoopConfig)
     seed: int = 0
@@ -111,6 +121,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         check(whole and self.seed >= 0, "seed", self.seed, "a whole number, 0 or more")
+        possible = TASKS[self.task_name].architectures
+        allowed = f"task {self.task_name} trains {', '.join(possible)}"
+        check(self.architecture_name in possible, "architecture", self.architecture_name, allowed)
         if self.optimizer.schedule == "reference":
             warmup, steps = self.optimizer.warmup_steps, self.training.steps
             allowed = (
@@ -120,30 +133,64 @@ class TrainConfig:
 
     @property
     def task_name(self) -> str:
-        return next(name for name, (config, _) in TASKS.items() if isinstance(self.task, config))
+        return next(name for name, kind in TASKS.items() if isinstance(self.task, kind.config))
+
+    @property
+    def architecture_name(self) -> str:
+        return next(name for name, (config, _) in ARCHITECTURES.items() if isinstance(self.model, config))
+
+    @property
+    def mechanism(self) -> str:
+        """What tells models apart in names and reports: a transformer's mechanism, else the architecture."""
+        return self.model.mechanism if isinstance(self.model, TransformerConfig) else self.architecture_name
 
 
-# name on the command line -> (config, task)
-TASKS: dict[str, tuple[type, type]] = {"logic": (LogicConfig, FuzzyLogic), "sraven": (SravenConfig, Sraven)}
-SECTIONS = {"model": TransformerConfig, "optimizer": OptimizerConfig, "training": LoopConfig}
+class TaskKind(NamedTuple):
+    """A task by name: its config, the task itself, and what can learn it, the usual choice first."""
+
+    config: type
+    task: type
+    architectures: tuple[str, ...]
+
+
+ANY = ("mlp", "transformer", "hypernetwork")
+TASKS: dict[str, TaskKind] = {
+    "logic": TaskKind(LogicConfig, FuzzyLogic, ("transformer",)),
+    "sraven": TaskKind(SravenConfig, Sraven, ("transformer",)),
+    "hyperteacher": TaskKind(HyperteacherConfig, Hyperteacher, ANY),
+    "preference": TaskKind(PreferenceConfig, PreferenceGrid, ANY),
+    "goal": TaskKind(GoalConfig, GoalGrid, ANY),
+}
+# name on the command line -> (config, model)
+ARCHITECTURES: dict[str, tuple[type, type]] = {
+    "transformer": (TransformerConfig, Transformer),
+    "mlp": (MLPConfig, MLP),
+    "hypernetwork": (HypernetworkConfig, Hypernetwork),
+}
+SECTIONS = ("model", "optimizer", "training")
 
 
 def make_task(config: TrainConfig) -> Task:
     """The task of a run."""
-    return TASKS[config.task_name][1](config.task, config.seed)
+    return TASKS[config.task_name].task(config.task, config.seed)
 
 
-def make_model(config: TrainConfig, task: Task) -> Transformer:
+def make_model(config: TrainConfig, task: Task) -> Model:
     """The model of a run, with fresh weights from torch's global generator."""
-    return Transformer(
-        config.model, sequence_length=task.sequence_length, input_dim=task.input_dim, output_dim=task.output_dim
-    )
+    if isinstance(config.model, TransformerConfig):
+        width: dict[str, Any] = {"layout": task.layout}
+        if task.layout is None:
+            width = {"input_dim": task.input_dim}
+        return Transformer(config.model, sequence_length=task.sequence_length, output_dim=task.output_dim, **width)
+    make = ARCHITECTURES[config.architecture_name][1]
+    return make(config.model, layout=task.layout, output_dim=task.output_dim)
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
-    """Plain values, as `config.json` holds them; the task's name stands in its section."""
+    """Plain values, as `config.json` holds them; the names of task and architecture stand in their sections."""
     data = to_dict(config)
     data["task"] = {"name": config.task_name} | data["task"]
+    data["model"] = {"architecture": config.architecture_name} | data["model"]
     data["training"]["trackers"] = list(config.training.trackers)
     return data
 
@@ -155,16 +202,17 @@ def config_from_dict(data: Any, base: TrainConfig | None = None) -> TrainConfig:
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"a config holds sections {', '.join(['task', *SECTIONS])} and seed, not {data!r}")
-    task_data = data.get("task", {})
-    if not isinstance(task_data, Mapping):
-        raise ConfigError(f"section 'task' must hold keys and values, not {task_data!r}")
-    name = task_data.get("name", base.task_name if base else "logic")
-    check(isinstance(name, str) and name in TASKS, "task.name", name, f"choose from {', '.join(TASKS)}")
+    name = _named(data, "task", "name", base.task_name if base else "logic", tuple(TASKS))
     check(base is None or name == base.task_name, "task.name", name, f"this is a config for {base and base.task_name}")
-    base = base or TrainConfig(task=TASKS[name][0]())
-    known = {section: [f.name for f in fields(cls)] for section, cls in SECTIONS.items()}
-    known = {"": ["task", *SECTIONS, "seed"], "task": ["name", *(f.name for f in fields(TASKS[name][0]))]} | known
-    parts: dict[str, Any] = {}
+    base = base or TrainConfig(task=TASKS[name].config())
+    architecture = _named(data, "model", "architecture", base.architecture_name, TASKS[name].architectures)
+    if architecture != base.architecture_name:
+        base = replace(base, model=default_model(name, architecture))
+    parts: dict[str, Any] = {section: getattr(base, section) for section in ("task", *SECTIONS)}
+    names = {"task": "name", "model": "architecture"}
+    known = {"": ["task", *SECTIONS, "seed"]}
+    known |= {section: [f.name for f in fields(part)] for section, part in parts.items()}
+    known |= {section: [key, *known[section]] for section, key in names.items()}
     for key, value in data.items():
         if key == "run":  # what was found at the start of a run: versions, device
             continue
@@ -175,28 +223,93 @@ def config_from_dict(data: Any, base: TrainConfig | None = None) -> TrainConfig:
             continue
         if not isinstance(value, Mapping):
             raise ConfigError(f"section {key!r} must hold keys and values, not {value!r}")
-        merged = to_dict(getattr(base, key)) | {k: v for k, v in value.items() if (key, k) != ("task", "name")}
-        parts[key] = from_dict(type(getattr(base, key)), merged, key, known)
+        merged = to_dict(parts[key]) | {k: v for k, v in value.items() if k != names.get(key)}
+        parts[key] = from_dict(type(parts[key]), merged, key, known)
     return replace(base, **parts)
 
 
-def preset_default(task: str) -> TrainConfig:
-    """P1's sizes and hyperparameters (its grid's lr 1e-3 and weight decay 0.1), with few steps."""
+def _named(data: Mapping[str, Any], section: str, key: str, default: str, choices: tuple[str, ...]) -> str:
+    """The name of a choice that decides which keys its section has."""
+    values = data.get(section, {})
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"section {section!r} must hold keys and values, not {values!r}")
+    name = values.get(key, default)
+    check(isinstance(name, str) and name in choices, f"{section}.{key}", name, f"choose from {', '.join(choices)}")
+    return name
+
+
+def default_model(task: str, architecture: str) -> ModelConfig:
+    """A model of the size that the task's paper uses."""
+    if architecture == "mlp":
+        return MLPConfig(num_layers=4 if task == "hyperteacher" else 2)
+    if architecture == "hypernetwork":
+        return HypernetworkConfig()
     if task == "logic":
-        return TrainConfig(LogicConfig(), TransformerConfig(attention_dropout=0.1))
-    model = TransformerConfig(num_layers=4, num_heads=16, qk_dim=64, v_dim=64, attention_dropout=0.1)
-    return TrainConfig(SravenConfig(), model, OptimizerConfig(warmup_steps=200))
-
-
-def preset_paper(task: str) -> TrainConfig:
-    """P1's experiment: 50,000 steps of fuzzy logic (four variables, two terms, 70% held out, 32 points), or 156,250 steps
-    (20 million instances) of SRAVEN, on the public code's schedule."""
-    base = preset_default(task)
-    steps, warmup, samples = (50_000, 100, 16_000) if task == "logic" else (156_250, 1_000, 51_200)
-    loop = replace(
-        base.training, steps=steps, log_every=100, eval_every=10_000, eval_samples=samples, final_eval_samples=samples
+        return TransformerConfig(attention_dropout=0.1)
+    if task == "sraven":
+        return TransformerConfig(num_layers=4, num_heads=16, qk_dim=64, v_dim=64, attention_dropout=0.1)
+    return TransformerConfig(
+        mechanism="softmax",
+        num_layers=4,
+        embed_dim=256,
+        num_heads=4,
+        qk_dim=256,
+        v_dim=256,
+        mlp_dim=1_024,
+        positions="rotary",
+        causal=True,
+        bias=False,
+        qk_norm=True,
     )
-    optimizer = replace(base.optimizer, warmup_steps=warmup, schedule="reference")
+
+
+# P2's optimiser has a constant rate, no warm-up, and decays no bias: (lr, weight decay) of each of its tasks.
+P2_RATES = {"hyperteacher": (3e-4, 0.003), "preference": (1e-4, 1e-3), "goal": (1e-3, 0.03)}
+
+
+def preset_default(task: str, architecture: str | None = None) -> TrainConfig:
+    """The papers' sizes and hyperparameters (of P1's grid lr 1e-3 and weight decay 0.1), with few steps.
+
+    architecture: the first that the task trains by default.
+    """
+    model = default_model(task, architecture or TASKS[task].architectures[0])
+    if task in P2_RATES:
+        lr, weight_decay = P2_RATES[task]
+        optimizer = OptimizerConfig(
+            lr=lr, weight_decay=weight_decay, decay="matrices", schedule="constant", warmup_steps=0
+        )
+    else:
+        optimizer = OptimizerConfig(warmup_steps=100 if task == "logic" else 200)
+    return TrainConfig(TASKS[task].config(), model, optimizer)
+
+
+# Steps, warm-up, steps between evaluations and sequences of each.
+PAPER_LOOPS = {
+    "logic": (50_000, 100, 10_000, 16_000),
+    "sraven": (156_250, 1_000, 10_000, 51_200),
+    "hyperteacher": (300_000, 0, 10_000, 1_024),
+    "preference": (3_000_000, 0, 50_000, 1_024),
+    "goal": (200_000, 0, 10_000, 1_024),
+}
+
+
+def preset_paper(task: str, architecture: str | None = None) -> TrainConfig:
+    """The papers' experiments: 50,000 steps of fuzzy logic (four variables, two terms, 70% held out, 32 points), 156,250
+    steps (20 million instances) of SRAVEN, both on P1's public schedule; 300,000 steps (38.4 million tasks) of the
+    hyperteacher, 3 million of preference grids, 200,000 of goal grids."""
+    base = preset_default(task, architecture)
+    steps, warmup, eval_every, samples = PAPER_LOOPS[task]
+    loop = replace(
+        base.training,
+        steps=steps,
+        log_every=100,
+        eval_every=eval_every,
+        eval_samples=samples,
+        final_eval_samples=samples,
+    )
+    optimizer = replace(base.optimizer, warmup_steps=warmup)
+    if task not in P2_RATES:
+        optimizer = replace(optimizer, schedule="reference")
     return replace(base, optimizer=optimizer, training=replace(loop, checkpoint_every=1_000))
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hyla.errors import ConfigError, DivergedError, RunError, check
+from hyla.models.transformer import TransformerConfig
 from hyla.runs import RESULT, check_free, read_json, write_json
 from hyla.tasks.base import Batch
 from hyla.training.checkpoint import is_whole, list_checkpoints
@@ -89,9 +90,10 @@ def check_stackable(configs: Sequence[TrainConfig]) -> None:
                     f"members of an ensemble must agree in section {section!r}: {first[section]}, {values}"
                 )
     model = configs[0].model
-    redrawn = model.backend in ("chunked", "triton") and model.attention_dropout > 0
-    allowed = "with dropout an ensemble needs auto, eager or native, which repeat a member's own masks"
-    check(not redrawn, "model.backend", model.backend, allowed)
+    if isinstance(model, TransformerConfig):
+        redrawn = model.backend in ("chunked", "triton") and model.attention_dropout > 0
+        allowed = "with dropout an ensemble needs auto, eager or native, which repeat a member's own masks"
+        check(not redrawn, "model.backend", model.backend, allowed)
     names = [member_name(config) for config in configs]
     check(len(set(names)) == len(names), "ensemble", names, "members must differ in seed, lr or weight_decay")
 

@@ -24,9 +24,12 @@ import hyla
 from hyla.attention import choose_backend, resolve_mechanism
 from hyla.attention.functional import largest_eager_bytes
 from hyla.errors import ConfigError, DivergedError, HylaError, NoWholeCheckpointError, RunError
-from hyla.models.transformer import Transformer
+from hyla.models.base import Model
+from hyla.models.transformer import TransformerConfig
 from hyla.runs import CONFIG, RESULT, Run, check_free, create_run, open_run, write_json
 from hyla.tasks.base import Batch, Task, check_split, entropy, overlap_rate
+from hyla.tasks.grid import GridTask
+from hyla.tasks.rollouts import play
 from hyla.training.checkpoint import load_checkpoint, prune, save_checkpoint
 from hyla.training.config import TrainConfig, config_from_dict, config_to_dict, make_model, make_task
 from hyla.training.optimizer import learning_rate, make_optimizer
@@ -34,6 +37,7 @@ from hyla.training.trackers import open_trackers
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}  # of the attention's inputs
 
+PLAYED = 1_024  # episodes per split that a policy plays after its last step
 EVAL_BATCH = 512  # sequences evaluated at once; a constant, so that scores do not depend on the training batch
 
 Progress = Callable[[dict[str, Any]], None]
@@ -59,7 +63,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def fresh_model(config: TrainConfig, task: Task, device: torch.device) -> Transformer:
+def fresh_model(config: TrainConfig, task: Task, device: torch.device) -> Model:
     """The model as it is before the first step: drawn on the CPU from the seed, the same for every device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(entropy(config.seed, "initialisation")[0])
@@ -74,7 +78,7 @@ def seed_dropout(seed: int, step: int) -> None:
 
 
 def compute_loss(
-    model: Transformer,
+    model: Model,
     task: Task,
     batch: Batch,
     *,
@@ -109,7 +113,7 @@ def apply_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, lr: floa
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, task: Task, splits: Sequence[str], num_samples: int, precision: str = "float32"
+    model: Model, task: Task, splits: Sequence[str], num_samples: int, precision: str = "float32"
 ) -> dict[str, dict[str, float]]:
     """Mean of every score over `num_samples` sequences of each split, drawn on the CPU so that every device is measured on
     the same ones. Scores accumulate in float64. The model is put back into the mode it was in."""
@@ -157,8 +161,11 @@ class Environment:
 
 
 def backend_of_run(config: TrainConfig, task: Task, device: torch.device) -> str:
-    """The backend that a run's training batches take; ConfigError if the one asked for by name cannot run."""
+    """The backend that the attention of a run's training batches takes, `none` for a model without attention; ConfigError
+    if the one asked for by name cannot run."""
     model, dtype = config.model, DTYPES[config.training.precision]
+    if not isinstance(model, TransformerConfig):
+        return "none"
     shape = (config.training.batch_size, model.num_heads, task.sequence_length)
     widths = (model.qk_dim // model.num_heads, model.v_dim // model.num_heads)
     query, value = (torch.empty(*shape, width, dtype=dtype, device="meta") for width in widths)
@@ -356,6 +363,8 @@ class Trainer:
             "ceiling": task_ceiling(self.task),
             "shared_with_training": self._shared_samples(),
         }
+        played = play_episodes(self.model, self.task, self.task.splits, min(loop.final_eval_samples, PLAYED))
+        result |= {"played": played} if played else {}
         write_json(self.folder.path / RESULT, result)
         return result
 
@@ -432,6 +441,25 @@ def keep_freed_memory() -> None:
         libc.mallopt(mmap_threshold, 2**25)  # the most that every version takes
 
 
+def play_episodes(
+    model: Model, task: Task, splits: Sequence[str], num_episodes: int
+) -> dict[str, dict[str, float]] | None:
+    """What the model reaches when it acts in the environment itself (:func:`hyla.tasks.rollouts.play`), for each split;
+    None for tasks without one."""
+    if not isinstance(task, GridTask):
+        return None
+    parameter, training = next(model.parameters()), model.training
+    model.eval()
+    options: dict[str, Any] = {"device": parameter.device, "dtype": parameter.dtype}
+
+    def policy(rows: Tensor) -> Tensor:
+        return model(rows, predict_at=task.predict_at).predictions
+
+    found = {split: play(policy, task, split, num_episodes, **options) for split in splits}
+    model.train(training)
+    return found
+
+
 def task_ceiling(task: Task) -> dict[str, float] | None:
     """The score of an ideal observer on each split, for tasks that have one and are small enough for it."""
     ceiling = getattr(task, "ceiling", None)
@@ -453,7 +481,7 @@ def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]
     return Trainer.resume(path).run(progress)
 
 
-def load_model(path: Path | str, step: int | None = None) -> tuple[Transformer, Task, TrainConfig]:
+def load_model(path: Path | str, step: int | None = None) -> tuple[Model, Task, TrainConfig]:
     """(model, task, config) of a run, with the weights of its last checkpoint or of `step`."""
     folder = open_run(path)
     config = config_from_dict(folder.config)
