@@ -47,6 +47,13 @@ def names(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_numbers_alone(experiment, tmp_path):
+    folder, _ = experiment
+    assert main(["publish", str(folder), "--out", str(tmp_path / "copy"), "--numbers-only"]) == 0
+    whole = {path.name for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+    assert whole == {"plan.json", "comparison.json", "config.json", "metrics.jsonl", "result.json"}
+
+
 def test_what_is_copied(experiment, tmp_path, capsys):
     folder, planned = experiment
     ended, half, waiting = (run.name for run in planned.runs)

@@ -31,6 +31,7 @@ class PlantedTask:
     splits = ("train", "held_out")
     input_dim, output_dim, sequence_length = 2 * NUM_RULES, NUM_RULES, 3
     predict_at = slice(-1, None)
+    layout = None
 
     def __init__(self, seed: int = 0):
         self.config, self.seed = PlantedConfig(), seed

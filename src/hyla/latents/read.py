@@ -83,14 +83,14 @@ def read_run(path: Path, options: Options, store: Path | None = None) -> dict[st
         splits=options.splits,
         num_samples=options.num_samples,
         layers=options.layers,
-        source={"run": path.absolute().name, "mechanism": config.model.mechanism, "seed": config.seed},
+        source={"run": path.absolute().name, "mechanism": config.mechanism, "seed": config.seed},
         path=store,
     )
     run = open_run(path)
     described = {
         "name": path.absolute().name,
         "task": config.task_name,
-        "mechanism": config.model.mechanism,
+        "mechanism": config.mechanism,
         "seed": config.seed,
         "step": options.step if options.step is not None else (run.result or {}).get("step", config.training.steps),
     }

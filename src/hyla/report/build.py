@@ -3,7 +3,7 @@
 DIR/comparison.json   all numbers, for other programs
 DIR/index.html        the page, whole in itself
 DIR/tables/           scores.md, scores.tex, scores.csv, runs.csv
-DIR/figures/          scores, curves, heat_map, scaling as .png, .svg and .pdf
+DIR/figures/          scores, curves, heat_map, scaling, decodability as .png, .svg and .pdf
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyla.errors import RunError
-from hyla.report import document, figures, html, tables
+from hyla.report import decodability, document, figures, html, tables
 from hyla.report.comparison import Comparison, summarise, write_comparison
 from hyla.report.plan import Plan, read_plan
 
@@ -43,9 +43,10 @@ def write_report(folder: Path | str, plan: Plan | None = None) -> Report:
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}")
     comparison = summarise(plan or read_plan(folder), folder)
+    decoded = decodability.layers(comparison, decodability.read_decodability(folder, comparison.plan))
     (folder / TABLES).mkdir(exist_ok=True)
     texts = {
-        "scores.md": tables.to_markdown(comparison),
+        "scores.md": tables.to_markdown(comparison, decodability.cells(comparison, decoded)),
         "scores.tex": tables.to_latex(comparison),
         "scores.csv": tables.scores_csv(comparison),
         "runs.csv": tables.runs_csv(comparison),
@@ -56,6 +57,8 @@ def write_report(folder: Path | str, plan: Plan | None = None) -> Report:
         path.write_text(text, encoding="utf-8")
         files.append(path)
     files += figures.draw_figures(comparison, folder / FIGURES)
+    if decoded:
+        files += decodability.draw(comparison, decoded, folder / FIGURES / "decodability")
     names = [path.relative_to(folder).as_posix() for path in files]
-    files.append(html.write_page(comparison, folder / PAGE, names))
+    files.append(html.write_page(comparison, folder / PAGE, names, decoded))
     return Report(comparison, tuple(files))

@@ -25,7 +25,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "hyla_softmax": ("#7A22E6", "dashdot"),
     "hyla_plus": ("#A8327D", "solid"),
 }
-_OTHERS = ("#5F6B76", "#8A6A1F", "#3E7F86", "#96525A")
+OTHERS = ("#5F6B76", "#8A6A1F", "#3E7F86", "#96525A")
 DASHES = {"solid": "-", "dash": (0, (5, 1.6)), "dashdot": (0, (6, 1.4, 1.2, 1.4))}
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -63,7 +63,7 @@ caption."""
 
 def style(mechanism: str) -> tuple[str, str]:
     """Colour and dash (`solid`, `dash`, `dashdot`) of a mechanism; the same for the same name, also for unknown ones."""
-    return STYLES.get(mechanism) or (_OTHERS[zlib.crc32(mechanism.encode()) % len(_OTHERS)], "solid")
+    return STYLES.get(mechanism) or (OTHERS[zlib.crc32(mechanism.encode()) % len(OTHERS)], "solid")
 
 
 def series(comparison: Comparison) -> dict[str, str]:
@@ -85,7 +85,7 @@ def styles(comparison: Comparison) -> dict[str, tuple[str, str]]:
         name = names[variant.name]
         if name not in looks:
             look = style(variant.mechanism)
-            free = [(colour, dash) for dash in DASHES for colour in _OTHERS if (colour, dash) not in looks.values()]
+            free = [(colour, dash) for dash in DASHES for colour in OTHERS if (colour, dash) not in looks.values()]
             looks[name] = look if look not in looks.values() or not free else free[0]
     return {variant: looks[name] for variant, name in names.items()}
 

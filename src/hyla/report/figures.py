@@ -499,6 +499,12 @@ def _draw_heat_map(figure: Any, comparison: Comparison, maps: HeatMap, columns: 
 # --- scaling ----------------------------------------------------------------------------------------------------------
 
 
+def scaling_axes(comparison: Comparison) -> list[str]:
+    """The axes that something can be drawn against: those with more than one value, if there are any."""
+    axes = list(comparison.plan.axes)
+    return [axis for axis in axes if len(axis_values(comparison, axis)) > 1] or axes
+
+
 def scaling_lines(comparison: Comparison, axis: str) -> list[list[Row]]:
     """Rows on the reported split that differ in `axis` alone, in its order; single rows only where nothing longer is."""
     order = axis_values(comparison, axis)
@@ -515,7 +521,7 @@ def scaling_lines(comparison: Comparison, axis: str) -> list[list[Row]]:
 def scaling(comparison: Comparison, path_stem: Path | str) -> tuple[Path, Path, Path]:
     """Final score against each axis of the plan: a panel per axis, a line per mechanism (and setting of the other axes)
     through the means, a point per seed."""
-    axes = comparison.plan.axes
+    axes = scaling_axes(comparison)
 
     def height(size: Size) -> float:
         return (
@@ -526,7 +532,7 @@ def scaling(comparison: Comparison, path_stem: Path | str) -> tuple[Path, Path, 
 
 
 def _draw_scaling(figure: Any, comparison: Comparison, size: Size) -> None:
-    axes, looks = comparison.plan.axes, styles(comparison)
+    axes, looks = scaling_axes(comparison), styles(comparison)
     num_rows, num_columns = panel_rows(len(axes), size)
     grid = figure.subplots(num_rows, num_columns, sharey=True, squeeze=False)
     for panel in grid.flat[len(axes) :]:

@@ -12,20 +12,24 @@ from urllib.parse import quote
 
 from hyla.report import canvas, document, figures, statistics, tables
 from hyla.report.comparison import Comparison, Row, RunSummary, mean_curve, run_curve, steps_text
+from hyla.report.decodability import NOTE, Layer
+from hyla.report.decodability import cells as decodability_cells
 from hyla.report.plan import Setting
 
 
-def write_page(comparison: Comparison, path: Path | str, files: Sequence[str] = ()) -> Path:
-    """Write the page to `path`. Put it into the folder of the experiment: its links to the runs and to `files` are
-    relative to that."""
+def write_page(
+    comparison: Comparison, path: Path | str, files: Sequence[str] = (), decoded: Sequence[Layer] = ()
+) -> Path:
+    """Write the page to `path`. decoded: what the probes of an experiment with decodability found. Put the page into the
+    folder of the experiment: its links to the runs and to `files` are relative to that."""
     library = document.plotly_js()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(comparison, library, files), encoding="utf-8")
+    path.write_text(page(comparison, library, files, decoded), encoding="utf-8")
     return path
 
 
-def page(comparison: Comparison, plotly_js: str, files: Sequence[str] = ()) -> str:
+def page(comparison: Comparison, plotly_js: str, files: Sequence[str] = (), decoded: Sequence[Layer] = ()) -> str:
     """The whole page as text, with `plotly_js` inside it once."""
     title, asked = escape(comparison.title), comparison.plan.figures
     sections = [
@@ -34,6 +38,7 @@ def page(comparison: Comparison, plotly_js: str, files: Sequence[str] = ()) -> s
         _section("Heat maps", _heat_maps(comparison)) if "heat_map" in asked else "",
         _section("Score against size", _scaling(comparison)) if "scaling" in asked else "",
         _section("Learning curves", _curves(comparison)),
+        _section("Decodability", _decodability(comparison, decoded)) if decoded else "",
         _section("What was chosen", chosen) if (chosen := _choices(comparison)) else "",
         _section("How to read the numbers", _notes(comparison)),
         _section("Runs", _runs(comparison)),
@@ -337,6 +342,16 @@ def _choices(comparison: Comparison) -> str:
     return f"{note}<details><summary>All {len(body)} settings</summary>{_table(columns, body, 'What was chosen')}</details>"
 
 
+def _decodability(comparison: Comparison, decoded: Sequence[Layer]) -> str:
+    """A table per target, and the picture, which lies beside the page."""
+    parts = [f"<p>{escape(NOTE)}</p>"]
+    for cells in decodability_cells(comparison, decoded):
+        columns = [Column(escape(title), "number" if number else "") for title, number in cells.head]
+        rows = [[_minus(escape(word)) if i else escape(word) for i, word in enumerate(row)] for row in cells.rows]
+        parts.append(f"<h3>{escape(cells.title)}</h3>" + _table(columns, rows, cells.title))
+    return "".join(parts)
+
+
 def _notes(comparison: Comparison) -> str:
     sentences = [*tables.notes(comparison)[1 if comparison.plan.budget_note else 0 :], statistics.BOOTSTRAP]
     return f'<ul class="fine">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
@@ -468,7 +483,9 @@ def _heat_cell(comparison: Comparison, row: Row | None, metric: str, low: float,
 def _scaling(comparison: Comparison) -> str:
     looks, names = canvas.styles(comparison), canvas.series(comparison)
     legend = dict.fromkeys(_swatch(looks[variant], name) for variant, name in names.items())
-    plots = "".join(f'<figure id="line-{i}" class="plot"></figure>' for i in range(len(comparison.plan.axes)))
+    plots = "".join(
+        f'<figure id="line-{i}" class="plot"></figure>' for i in range(len(figures.scaling_axes(comparison)))
+    )
     words = "Small dots: seeds. Lines: their means, along one axis with all other settings the same."
     if comparison.ceiling(comparison.plan.reported_split) is not None:
         words += " Dotted: the ideal observer’s ceiling."
@@ -480,7 +497,7 @@ def _line_data(comparison: Comparison, unit: float) -> dict[str, Any]:
     if "scaling" not in plan.figures:
         return {}
     looks, panels = canvas.styles(comparison), []
-    for axis in plan.axes:
+    for axis in figures.scaling_axes(comparison):
         values = figures.axis_values(comparison, axis)
         numbers = figures.axis_numbers(values)
         lines = []

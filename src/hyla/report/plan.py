@@ -3,6 +3,7 @@
     DIR/plan.json       this file
     DIR/runs/NAME/      the runs it names (:class:`hyla.runs.Run`)
     DIR/errors.json     {run: {"error", "attempts"}} of runs that failed, if any did
+    DIR/decodability.json   what can be decoded from every run's activations, if that was measured
 
 A *variant* is a row of the table. Each of its *candidates* is one setting of the hyperparameters, trained once per seed;
 `selection` says how the candidate was chosen whose runs are shown.
@@ -19,10 +20,11 @@ from hyla.errors import RunError
 from hyla.runs import read_json, write_json
 
 PLAN, ERRORS, RUNS = "plan.json", "errors.json", "runs"
+DECODABILITY = "decodability.json"
 FORMAT = 1
 
 Selection = Literal["validation", "reported", "none"]
-Figure = Literal["scores", "curves", "heat_map", "scaling"]
+Figure = Literal["scores", "curves", "heat_map", "scaling", "decodability"]
 Setting = str | int | float | bool | None
 
 

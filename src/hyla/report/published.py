@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from hyla.report import decodability
 from hyla.report.comparison import Comparison, steps_text, summarise
 from hyla.report.html import duration
 from hyla.report.plan import RUNS, read_plan
@@ -31,7 +32,7 @@ def results_page(folders: Sequence[Path | str], beside: Path | str) -> str:
         lines.append("| " + " | ".join([*cells, str(comparison.states.get("finished", 0))]) + " |")
     lines.append("")
     for folder, comparison in comparisons:
-        lines += _experiment(comparison, os.path.relpath(folder.absolute(), Path(beside).absolute()))
+        lines += _experiment(comparison, folder, os.path.relpath(folder.absolute(), Path(beside).absolute()))
     return "\n".join(lines)
 
 
@@ -39,7 +40,7 @@ def _anchor(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter == "-" else "-" for letter in name.lower())
 
 
-def _experiment(comparison: Comparison, path: str) -> list[str]:
+def _experiment(comparison: Comparison, folder: Path, path: str) -> list[str]:
     plan, place = comparison.plan, quote(Path(path).as_posix())
     lines = [f'<a id="{_anchor(plan.name)}"></a>', "", f"## {plain_markdown(comparison.title)}", ""]
     lines += [f"**{plain_markdown(f'{plan.budget} budget.')}** {plain_markdown(plan.budget_note)}", ""]
@@ -47,6 +48,11 @@ def _experiment(comparison: Comparison, path: str) -> list[str]:
     for split in comparison.splits:
         cells = score_cells(comparison, split)
         lines += [f"### {plain_markdown(cells.title)}", "", *markdown_table(cells), ""]
+    decoded = decodability.layers(comparison, decodability.read_decodability(folder, plan))
+    for cells in decodability.cells(comparison, decoded):
+        lines += [f"### {plain_markdown(cells.title)}", "", *markdown_table(cells), ""]
+    if decoded:
+        lines += [plain_markdown(decodability.NOTE), ""]
     if (chosen := choice_cells(comparison)) is not None:
         lines += [f"### {plain_markdown(chosen.title)}", "", *markdown_table(chosen), ""]
     about = [sentence for sentence in notes(comparison) if sentence != plan.budget_note and METHOD not in sentence]

@@ -299,11 +299,11 @@ def markdown_table(cells: Cells) -> list[str]:
     return lines
 
 
-def to_markdown(comparison: Comparison) -> str:
-    """The tables and their notes in GitHub's Markdown."""
+def to_markdown(comparison: Comparison, further: Sequence[Cells] = ()) -> str:
+    """The tables and their notes in GitHub's Markdown. further: tables of other things, after those of scores."""
     lines = [f"# {plain_markdown(comparison.title)}", ""]
     tables = [score_cells(comparison, split) for split in comparison.splits]
-    for cells in [*tables, *filter(None, [choice_cells(comparison)])]:
+    for cells in [*tables, *filter(None, [choice_cells(comparison)]), *further]:
         lines += [f"## {plain_markdown(cells.title)}", "", *markdown_table(cells), ""]
     lines += [line for sentence in notes(comparison) for line in (plain_markdown(sentence), "")]
     return "\n".join([*lines, "```", comparison.plan.command, "```", ""])
