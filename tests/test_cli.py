@@ -63,7 +63,7 @@ MISTAKES = {
     "train logic --device quantum": r"training.device = 'quantum'",
     "train logic --ensemble seeds=x": r"ensemble = 'seeds=x'",
     "train logic --ensemble heads=2": r"axes are seeds, lr, weight_decay",
-    "train goal": r"invalid choice: 'goal'",
+    "train chess": r"invalid choice: 'chess'",
     "trian logic": r"invalid choice: 'trian'",
     "compare logic --mechanisms softmax,hylla": r"mechanisms = 'hylla'",
     "compare logic --mechanisms softmax,softmax": r"each only once",

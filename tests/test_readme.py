@@ -59,6 +59,7 @@ def test_every_command_is_understood(command, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("hyla.training.loop.load_model", reached)
     monkeypatch.setattr("hyla.experiments.engine.run_experiment", reached)
     monkeypatch.setattr("hyla.report.build.write_report", reached)
+    monkeypatch.setattr("hyla.latents.decodability.has_encoding", lambda path: False)
     monkeypatch.setattr("hyla.latents.read.write_analysis", reached)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     words = shlex.split(command)

@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -60,11 +60,18 @@ TRAIN = """Train one model on {task} into a run folder.
 Flags override --config, --config overrides --preset. Short names: {shortcuts}.
 
 Examples:
-  hyla train {task} --mechanism hyla --steps 3000 --seed 0 --out runs/first
-  hyla train {task} --preset paper --mechanism softmax --task.split-seed official-0
+{examples}
   hyla train {task} --config runs/first/config.json --seed 1 --out runs/second
   hyla train {task} --model.num-layers 3 --optimizer.clip-norm 1 --training.precision bf16
   hyla train {task} --ensemble seeds=2 lr=1e-3,3e-3 --out runs/grid"""
+
+ATTENTION_EXAMPLES = """\
+  hyla train {task} --mechanism hyla --steps 3000 --seed 0 --out runs/first
+  hyla train {task} --preset paper --mechanism softmax --task.split-seed official-0"""
+TOLD_EXAMPLES = """\
+  hyla train {task} --model.width 256 --steps 3000 --seed 0 --out runs/first
+  hyla train {task} --architecture transformer --mechanism hyla --steps 3000
+  hyla train {task} --preset paper --task.support non_compositional"""
 
 
 def train_command(argv: list[str]) -> int:
@@ -84,15 +91,19 @@ def train_command(argv: list[str]) -> int:
         """default: the paper's sizes and few steps. paper: the paper's steps and schedule too."""
         config: Path | None = None
         """config.json of a run to repeat, or a file that holds some of its keys."""
+        architecture: Literal["mlp", "transformer", "hypernetwork"] = "transformer"
+        """What learns the task, at its paper's size; logic and sraven train transformers."""
         ensemble: tuple[str, ...] = ()
         """Train many runs as one model: seeds=8, or a grid such as seeds=2 lr=1e-3,3e-3 weight_decay=0.1,0.03. Each
         becomes an ordinary run in a folder of --out."""
 
     base = _base_config(task, argv, PRESETS)
-    description = TRAIN.format(task=task, shortcuts=_shortcut_text())
-    arguments = _parse(Train, argv, f"hyla train {task}", description, default=Train(**_parts(base)), config=base)
+    parts = _parts(base) | {"architecture": base.architecture_name}
+    examples = (ATTENTION_EXAMPLES if task in COMPARED else TOLD_EXAMPLES).format(task=task)
+    description = TRAIN.format(task=task, shortcuts=_shortcut_text(), examples=examples)
+    arguments = _parse(Train, argv, f"hyla train {task}", description, default=Train(**parts), config=base)
     config = TrainConfig(**_parts(arguments))
-    name = f"{task}-{config.model.mechanism}-seed{config.seed}"
+    name = f"{task}-{config.mechanism}-seed{config.seed}"
     out = arguments.out or Path("runs") / name
     check_trackers(config)
     if arguments.ensemble:
@@ -136,7 +147,7 @@ def resume_command(argv: list[str]) -> int:
 def _run_trainer(trainer: Any, out: Path) -> int:
     config = trainer.config
     start = f"at step {trainer.step}" if trainer.step else f"{trainer.model.num_parameters:,} parameters"
-    title = f"{config.task_name} {config.model.mechanism} seed {config.seed}"
+    title = f"{config.task_name} {config.mechanism} seed {config.seed}"
     console.print(f"{title}, {start}, on {trainer.device}, into {out}")
     with _bar() as bar:
         line_of = bar.add_task(title, total=config.training.steps, completed=trainer.step, note="")
@@ -155,6 +166,8 @@ def _run_trainer(trainer: Any, out: Path) -> int:
 
         result = trainer.run(progress)
     console.print(_score_table(result["splits"], result["ceiling"], f"{title}, {result['step']} steps"))
+    if result.get("played"):
+        console.print(_score_table(result["played"], None, "what the model reaches when it acts itself"))
     console.print(f"{out / 'result.json'}")
     return 0
 
@@ -182,7 +195,7 @@ def _ensemble_axes(words: Sequence[str]) -> dict[str, list[int | float]]:
 def _run_ensemble(ensemble: Any, out: Path) -> int:
     first = ensemble.members[0]
     steps, count = first.config.training.steps, len(ensemble.members)
-    title = f"{first.config.task_name} {first.config.model.mechanism}, {count} members"
+    title = f"{first.config.task_name} {first.config.mechanism}, {count} members"
     console.print(f"{title}, from step {ensemble.step}, on {first.device}, into {out}")
     with _bar() as bar:
         line_of = bar.add_task(title, total=steps, completed=ensemble.step, note="")
@@ -232,7 +245,7 @@ def evaluate_command(argv: list[str]) -> int:
     if arguments.json is not None:
         fits = arguments.json.absolute().parent.is_dir() and not arguments.json.is_dir()
         check(fits, "json", str(arguments.json), "a file in a folder that exists")
-    from hyla.training.loop import evaluate, load_model, task_ceiling
+    from hyla.training.loop import evaluate, load_model, play_episodes, task_ceiling
 
     model, task, config = load_model(arguments.run, arguments.step)
     splits = tuple(arguments.split.split(",")) if arguments.split else task.splits
@@ -242,8 +255,12 @@ def evaluate_command(argv: list[str]) -> int:
     console.print(
         _score_table(scores, task_ceiling(task), f"{arguments.run}, {arguments.num_samples:,} sequences a split")
     )
+    played = play_episodes(model, task, splits, min(arguments.num_samples, 1_024))
+    if played:
+        console.print(_score_table(played, None, "what the model reaches when it acts itself"))
     if arguments.json is not None:
-        write_json(arguments.json, {"run": str(arguments.run), "splits": scores})
+        found = {"run": str(arguments.run), "splits": scores} | ({"played": played} if played else {})
+        write_json(arguments.json, found)
     return 0
 
 
@@ -253,16 +270,18 @@ def _number(value: float | None) -> str:
 
 def _score_table(splits: dict[str, dict[str, float]], ceiling: dict[str, float] | None, title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
-    metrics = [name for name in next(iter(splits.values())) if name != "num_samples"]
+    first = next(iter(splits.values()))
+    (count,) = {"num_samples", "num_episodes"} & set(first)
+    metrics = [name for name in first if name != count]
     table.add_column("split")
     for name in metrics:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace("_", " "), justify="right")
     if ceiling:
         table.add_column("ideal observer", justify="right")
-    table.add_column("sequences", justify="right")
+    table.add_column("episodes" if count == "num_episodes" else "sequences", justify="right")
     for split, scores in splits.items():
         cells = [_number(scores[name]) for name in metrics] + ([_number(ceiling[split])] if ceiling else [])
-        table.add_row(split, *cells, f"{scores['num_samples']:,}")
+        table.add_row(split, *cells, f"{scores[count]:,}")
     return table
 
 
@@ -299,11 +318,11 @@ class EngineFlags:
     """Stop at the first run that fails."""
 
 
-SWITCHES = ("--dry-run", "--retry-failed", "--fail-fast", "--reference")
+SWITCHES = ("--dry-run", "--retry-failed", "--fail-fast", "--reference", "--numbers-only")
 
 
 def compare_command(argv: list[str]) -> int:
-    task, argv = _task("hyla compare", "Train mechanisms side by side and show how each generalises.", argv)
+    task, argv = _task("hyla compare", "Train mechanisms side by side and show how each generalises.", argv, COMPARED)
     from hyla.attention import MECHANISMS
     from hyla.experiments.compare import comparison
     from hyla.experiments.hypernetwork_paper import BudgetName, budget
@@ -346,10 +365,12 @@ Examples:
 
 
 def reproduce_command(argv: list[str]) -> int:
-    from hyla.experiments.hypernetwork_paper import EXPERIMENTS, BudgetName, Grid, Request
+    from hyla.experiments import hypernetwork_paper, scaling_paper
+    from hyla.experiments.hypernetwork_paper import BudgetName, Grid, Request
 
-    summaries = {name: (make.__doc__ or "").partition("\n")[0] for name, make in EXPERIMENTS.items()}
-    name = _choose("hyla reproduce", "Run an experiment of the paper.", summaries, argv, "EXPERIMENT")
+    experiments = hypernetwork_paper.EXPERIMENTS | scaling_paper.EXPERIMENTS
+    summaries = {name: (make.__doc__ or "").partition("\n")[0] for name, make in experiments.items()}
+    name = _choose("hyla reproduce", "Run an experiment of the papers.", summaries, argv, "EXPERIMENT")
     argv = argv[1:]
 
     @dataclass(frozen=True)
@@ -366,7 +387,7 @@ def reproduce_command(argv: list[str]) -> int:
         """What chooses among the grid for each row. validation, the default: scores on combinations kept for this.
         reported: scores on the reported split, which is optimistic."""
 
-    make = EXPERIMENTS[name]
+    make = experiments[name]
     _check_flags(argv, Reproduce)
     doc = re.sub(
         r"(?<!\n)\n(?=\w+: )", "\n\n", inspect.getdoc(make) or ""
@@ -486,8 +507,9 @@ def report_command(argv: list[str]) -> int:
 PUBLISH = """Copy an experiment as it can be shared: configs, metrics, results, and the weights of every run (of a run that
 has not ended the whole newest checkpoint, so that it can go on elsewhere).
 
-Example:
-  hyla publish runs/logic-headline-paper --out results/logic-headline"""
+Examples:
+  hyla publish runs/logic-headline-paper --out results/logic-headline
+  hyla publish runs/hyperteacher-support-short --out results/hyperteacher-support --numbers-only"""
 
 
 def publish_command(argv: list[str]) -> int:
@@ -497,19 +519,29 @@ def publish_command(argv: list[str]) -> int:
         """Folder of an experiment."""
         out: Path
         """Folder of the copy; an older copy is replaced."""
+        numbers_only: bool = False
+        """Leave out the weights, which may be large."""
 
     arguments = _parse(Publish, argv, "hyla publish", PUBLISH)
     from hyla.experiments.publish import publish
+    from hyla.report.comparison import summarise
+    from hyla.report.plan import read_plan
 
-    for path in publish(arguments.folder, arguments.out):
+    paths = publish(arguments.folder, arguments.out, arguments.numbers_only)
+    for path in paths:
         console.print(str(path), soft_wrap=True)
+    lost = summarise(read_plan(arguments.out), arguments.out).lost
+    if lost:
+        words = ", ".join(f"{count} {state}" for state, count in lost.items())
+        errors.print(f"note: this experiment has runs without a score: {words}", style="yellow", soft_wrap=True)
     return 0
 
 
 # --- latents ----------------------------------------------------------------------------------------------------------
 
 LATENTS = """Read the latent codes of trained models: how well they tell which operation is applied, where they lie, and
-what the answer does when they are replaced.
+what the answer does when they are replaced. Of models that are told their task (hyperteacher and the grid worlds): how well
+the task can be decoded from every hidden layer.
 
 Writes latents/ into the run: scores.json and .csv, figures, and index.html, a page to explore. Several runs are shown
 beside each other, in --out. Needs: pip install 'hyla[latents,report]'
@@ -552,9 +584,14 @@ def latents_command(argv: list[str]) -> int:
 
     arguments = _parse(Latents, argv, "hyla latents", LATENTS)
     from hyla.latents.analysis import Options
+    from hyla.latents.decodability import has_encoding
     from hyla.latents.read import write_analysis
 
     check(len(arguments.runs) >= 1, "runs", "", "at least one run folder")
+    default = arguments.runs[0] / "latents" if len(arguments.runs) == 1 else Path("runs/latents")
+    out = arguments.out or default
+    if any(has_encoding(path) for path in arguments.runs):
+        return _decode(arguments, out)
     layers = None if arguments.layers == "all" else tuple(n - 1 for n in _numbers("layers", arguments.layers))
     check(layers is None or min(layers) >= 0, "layers", arguments.layers, "all, or numbers from 1")
     names = ("project", "num_samples", "num_points", "num_replaced", "reference", "step", "seed")
@@ -565,8 +602,6 @@ def latents_command(argv: list[str]) -> int:
         keys=_positions("keys", arguments.keys),
         **{name: getattr(arguments, name) for name in names},
     )
-    default = arguments.runs[0] / "latents" if len(arguments.runs) == 1 else Path("runs/latents")
-    out = arguments.out or default
     command = shlex.join(["hyla", "latents", *argv])
     analysis, files = write_analysis(arguments.runs, out, options, command, errors.print)
     for table in _latents_tables(analysis):
@@ -575,6 +610,39 @@ def latents_command(argv: list[str]) -> int:
         if path.suffix in (".html", ".csv"):
             console.print(str(path), soft_wrap=True)
     console.print(f"{out / 'figures'}", soft_wrap=True)
+    return 0
+
+
+# What does not apply to models that are told their task, with its default.
+ONLY_OF_CODES = {
+    "layers": "all",
+    "queries": None,
+    "keys": None,
+    "project": "tsne",
+    "num_points": 1_500,
+    "num_replaced": 512,
+}
+
+
+def _decode(arguments: Any, out: Path) -> int:
+    from hyla.latents.decodability import Options, decode_runs
+
+    for name, default in ONLY_OF_CODES.items():
+        given = getattr(arguments, name)
+        check(given == default, name, given, "only for latent codes; these runs are decoded from whole hidden layers")
+    options = Options(splits=tuple(arguments.splits.split(",")), step=arguments.step, seed=arguments.seed)
+    rows, files = decode_runs(arguments.runs, out, options)
+    for run, lines in rows.items():
+        table = Table(title=f"{run}: R2 of ridge probes", title_justify="left", title_style="bold")
+        for name in ("activations of", "target", "split", "R2", "95% interval", "control"):
+            table.add_column(name, justify="right" if name in ("R2", "95% interval", "control") else "left")
+        for line in lines:
+            interval = "–" if line["low"] is None else f"{_number(line['low'])} to {_number(line['high'])}"
+            scores = (_number(line["r2"]), interval, _number(line["control"]))
+            table.add_row(line["layer"], line["target"], line["split"], *scores)
+        console.print(table)
+    for path in files:
+        console.print(str(path), soft_wrap=True)
     return 0
 
 
@@ -631,7 +699,7 @@ def sample_command(argv: list[str]) -> int:
     from hyla.experiments.samples import write_samples
     from hyla.training.config import TASKS
 
-    task_config, make = TASKS[task_name]
+    task_config, make = TASKS[task_name].config, TASKS[task_name].task
 
     @dataclass(frozen=True)
     class Sample:
@@ -641,10 +709,11 @@ def sample_command(argv: list[str]) -> int:
         """How many."""
         split: str = "train"
         """Split to draw from."""
-        format: Literal["text", "png", "jsonl", "parquet"] = "text"
-        """text goes to the terminal unless --out is given."""
+        format: Literal["text", "png", "gif", "support", "jsonl", "parquet"] = "text"
+        """text goes to the terminal unless --out is given; gif animates an episode; support draws which combinations are
+        trained on."""
         out: Path | None = None
-        """Folder to write into; needed for png and parquet."""
+        """Folder to write into; needed for pictures and parquet."""
         seed: int = 0
         """Seed of the data."""
 
@@ -655,7 +724,7 @@ def sample_command(argv: list[str]) -> int:
     check(arguments.seed >= 0, "seed", arguments.seed, "0 or more")
     task = make(arguments.task, arguments.seed)
     check(arguments.split in task.splits, "split", arguments.split, f"task {task.name} has {', '.join(task.splits)}")
-    needs_folder = arguments.format in ("png", "parquet") and arguments.out is None
+    needs_folder = arguments.format in ("png", "gif", "support", "parquet") and arguments.out is None
     check(not needs_folder, "out", None, f"--format {arguments.format} needs a folder, such as --out samples")
     for item in write_samples(task, arguments.split, arguments.num, arguments.format, arguments.out):
         console.print(str(item), soft_wrap=True)
@@ -819,6 +888,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         errors.print(f"error: not enough memory for these settings: {error}", style="red", soft_wrap=True)
         return 1
+    except RuntimeError as error:
+        if "allocate" not in str(error) and "out of memory" not in str(error):  # torch's words for it
+            raise
+        reason = str(error).partition("\n")[0]
+        errors.print(f"error: not enough memory for these settings: {reason}", style="red", soft_wrap=True)
+        return 1
     except OSError as error:  # a full disk, a folder that may not be written to
         errors.print(f"error: {error}", style="red", soft_wrap=True)
         return 1
@@ -845,11 +920,21 @@ def _choose(prog: str, description: str, choices: dict[str, str], argv: list[str
     raise SystemExit(2)
 
 
-def _task(prog: str, description: str, argv: list[str]) -> tuple[str, list[str]]:
-    texts = {
-        "logic": "fuzzy logic: regression of functions made of known terms in unseen combinations",
-        "sraven": "symbolic Raven's matrices: unseen combinations of known rules",
-    }
+# What each task is about; the paper of the first two compares attention mechanisms on them.
+TASK_TEXTS = {
+    "logic": "fuzzy logic: regression of functions made of known terms in unseen combinations",
+    "sraven": "symbolic Raven's matrices: unseen combinations of known rules",
+    "hyperteacher": "regression of networks made of known modules in unseen combinations",
+    "preference": "imitation in rooms: what is liked is made of known preferences in unseen combinations",
+    "goal": "imitation in mazes: unseen combinations of place, object, action and maze",
+}
+COMPARED = ("logic", "sraven")
+
+
+def _task(
+    prog: str, description: str, argv: list[str], names: Sequence[str] = tuple(TASK_TEXTS)
+) -> tuple[str, list[str]]:
+    texts = {name: TASK_TEXTS[name] for name in names}
     return _choose(prog, description, texts, argv, "TASK"), argv[1:]
 
 
@@ -880,10 +965,12 @@ def _check_flags(argv: list[str], cls: type, config: Any = None) -> None:
     that takes the settings of a run."""
     known = {"": [field.name for field in fields(cls)]}
     if config is not None:
-        known[""] += [name.removeprefix("--").replace("-", "_") for name in SHORTCUTS]
         known |= {
             name: [f.name for f in fields(getattr(config, name))] for name in ("task", "model", "optimizer", "training")
         }
+        for short, full in SHORTCUTS.items():
+            section, _, key = full.removeprefix("--").replace("-", "_").partition(".")
+            known[""] += [short.removeprefix("--").replace("-", "_")] if key in known[section] else []
     for word in argv:
         path = word.partition("=")[0].removeprefix("--").replace("-", "_")
         section, _, key = path.rpartition(".")
@@ -911,21 +998,26 @@ def _early(argv: list[str], name: str, choices: Sequence[str] | None, default: s
         raise ConfigError(f"--{name}: {error}") from None
     value = getattr(found, name)
     if choices is not None:
-        check(value in choices, name, value, f"choose from {', '.join(choices)}")
+        allowed = f"choose from {', '.join(choices)}"
+        check(value in choices or (value is None and default is None), name, value, allowed)
     return value
 
 
 def _base_config(task: str, argv: list[str], presets: dict[str, Any]) -> Any:
     """The config that flags override: the preset, overridden by the file."""
-    from hyla.training.config import config_from_dict
+    from hyla.training.config import TASKS, config_from_dict, default_model
 
     preset = _early(argv, "preset", tuple(presets), "default")
     path = _early(argv, "config", None, None)
-    base = presets[preset](task)
+    architecture = _early(argv, "architecture", TASKS[task].architectures, None)
+    base = presets[preset](task, architecture)
     if path is None:
         return base
     try:
-        return config_from_dict(read_json(Path(path)), base)
+        config = config_from_dict(read_json(Path(path)), base)
+        if architecture is None or architecture == config.architecture_name:
+            return config
+        return replace(config, model=default_model(task, architecture))  # the flag overrides the file
     except RunError as error:
         raise ConfigError(str(error)) from None
     except ConfigError as error:
