@@ -619,8 +619,10 @@ ONLY_OF_CODES = {
     "queries": None,
     "keys": None,
     "project": "tsne",
+    "num_samples": 4_096,
     "num_points": 1_500,
     "num_replaced": 512,
+    "reference": False,
 }
 
 

@@ -68,14 +68,17 @@ def unknown_key(key: str, known: Mapping[str, list[str]], section: str) -> Confi
     """
     paths = {f"{group}.{name}" if group else name: name for group, names in known.items() for name in names}
     place = f"section {section!r}" if section else "the top level"
-    elsewhere = [path for path, name in paths.items() if name == key]
+    nearest = [path for path, name in paths.items() if name == key]
+    if not nearest:
+        beside = difflib.get_close_matches(key, known.get(section, []), n=1, cutoff=0.6)
+        nearest = [f"{section}.{name}" if section else name for name in beside]
+    if not nearest and section and len(known[section]) <= FEW_KEYS:
+        return ConfigError(f"unknown key {key!r} in {place}; it has {', '.join(known[section])}")
     full = f"{section}.{key}" if section else key
-    nearest = elsewhere or difflib.get_close_matches(full, list(paths), n=1, cutoff=0.5)
+    nearest = nearest or difflib.get_close_matches(full, list(paths), n=1, cutoff=0.5)
     if not nearest:
         nearest = [path for path, name in paths.items() if difflib.get_close_matches(key, [name], cutoff=0.6)][:1]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    if section and not elsewhere and len(known[section]) <= FEW_KEYS:
-        hint = f"; it has {', '.join(known[section])}"
     return ConfigError(f"unknown key {key!r} in {place}{hint}")
 
 
