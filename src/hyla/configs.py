@@ -61,6 +61,20 @@ def check_types(config: Any, section: str) -> None:
             check(abs(value) < LARGEST, field, value, "must be a finite number")  # nan is not smaller than anything
 
 
+def check_sizes(config: Any, section: str, limits: Mapping[str, tuple[int, int]]) -> None:
+    """Check whole-number fields of a config against (smallest, largest)."""
+    for name, (smallest, largest) in limits.items():
+        value = getattr(config, name)
+        check(smallest <= value <= largest, f"{section}.{name}", value, f"from {smallest} to {largest:,}")
+
+
+def check_fractions(config: Any, section: str, *names: str) -> None:
+    """Check shares of a config: from 0 up to, not including, 1."""
+    for name in names:
+        value = getattr(config, name)
+        check(0 <= value < 1, f"{section}.{name}", value, "from 0 up to, not including, 1")
+
+
 def unknown_key(key: str, known: Mapping[str, list[str]], section: str) -> ConfigError:
     """The error for a key that does not exist: it names the section and the nearest key of any section.
 

@@ -46,7 +46,6 @@ KEYS = ("name", "title", "task", "seeds", "splits", "variants", "select", "basel
 KINDS = ("choice", "uniform", "log_uniform", "int_uniform")
 MAX_RUNS = 100_000
 MODEL_AXES = ("model.mechanism", "model.architecture")  # what a row is named after, rather than a place on an axis
-REPORTED = ("logic", "sraven")  # tasks of which there are reported figures
 
 
 def read_sweep(path: Path | str) -> Experiment:
@@ -128,7 +127,7 @@ def sweep(data: Mapping[str, Any]) -> Experiment:
         name=name,
         title=_text(data, "title", name),
         variants=tuple(
-            Variant(row, _different(configs), axes_of[row], configs[0].mechanism if task in REPORTED else None)
+            Variant(row, _different(configs), axes_of[row], configs[0].mechanism if not TASKS[task].told else None)
             for row, configs in variants.items()
         ),
         seeds=tuple(seeds),

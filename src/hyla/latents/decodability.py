@@ -143,7 +143,7 @@ def write_decodability(folder: Path, plan: Plan) -> Path:
 
 def has_encoding(path: Path) -> bool:
     """Whether the run in `path` is of a task that comes with an encoding, which is what can be decoded here."""
-    return "mlp" in TASKS[config_from_dict(open_run(path).config).task_name].architectures
+    return TASKS[config_from_dict(open_run(path).config).task_name].told
 
 
 def decode_runs(paths: Sequence[Path], out: Path, options: Options) -> tuple[dict[str, Any], list[Path]]:

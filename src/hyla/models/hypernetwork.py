@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from hyla.attention.layer import NORM_EPSILON
-from hyla.configs import check_types
-from hyla.errors import check
+from hyla.configs import check_sizes, check_types
 from hyla.layout import InputLayout
 from hyla.models.base import MAX_SIZE, EncodingReader, Model, ModelOutput
 from hyla.models.feedforward import linear
@@ -27,9 +26,7 @@ class HypernetworkConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "model")
-        for field in ("width", "token_dim"):
-            value = getattr(self, field)
-            check(1 <= value <= MAX_SIZE, f"model.{field}", value, f"from 1 to {MAX_SIZE:,}")
+        check_sizes(self, "model", dict.fromkeys(("width", "token_dim"), (1, MAX_SIZE)))
 
 
 class GeneratedLayer(nn.Module):

@@ -17,7 +17,7 @@ from hyla.attention.eager import draw_keep
 from hyla.attention.functional import Backend
 from hyla.attention.layer import NORM_EPSILON
 from hyla.attention.mechanisms import Activation, MechanismName, ScoreNorm
-from hyla.configs import ADDED, check_types
+from hyla.configs import ADDED, check_sizes, check_types
 from hyla.errors import check
 from hyla.layout import InputLayout
 from hyla.models.base import MAX_SIZE, Model, ModelOutput
@@ -84,9 +84,8 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "model")
-        for field in ("num_layers", "embed_dim", "num_heads", "qk_dim", "v_dim", "mlp_dim", "num_experts"):
-            value = getattr(self, field)
-            check(1 <= value <= MAX_SIZE, f"model.{field}", value, f"from 1 to {MAX_SIZE:,}")
+        sizes = ("num_layers", "embed_dim", "num_heads", "qk_dim", "v_dim", "mlp_dim", "num_experts")
+        check_sizes(self, "model", dict.fromkeys(sizes, (1, MAX_SIZE)))
         for field in ("qk_dim", "v_dim"):
             divides = getattr(self, field) % self.num_heads == 0
             allowed = f"must be a multiple of model.num_heads = {self.num_heads}"

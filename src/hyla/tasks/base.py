@@ -106,10 +106,16 @@ class Task(Protocol):
     splits: tuple[str, ...]
     headline: str
     discrete: bool
-    input_dim: int
     output_dim: int
-    sequence_length: int
-    predict_at: slice
+
+    @property
+    def input_dim(self) -> int: ...
+
+    @property
+    def sequence_length(self) -> int: ...
+
+    @property
+    def predict_at(self) -> slice: ...
 
     @property
     def layout(self) -> InputLayout | None: ...
@@ -134,6 +140,24 @@ class Task(Protocol):
     def scores(self, predictions: Tensor, batch: Batch) -> dict[str, Tensor]:
         """One number per sequence `[B]` for each metric."""
         ...
+
+
+class ToldTask:
+    """Base of tasks that come with an encoding: what follows from their layout."""
+
+    layout: InputLayout
+
+    @property
+    def input_dim(self) -> int:
+        return self.layout.input_dim
+
+    @property
+    def sequence_length(self) -> int:
+        return self.layout.num_tokens
+
+    @property
+    def predict_at(self) -> slice:
+        return slice(self.layout.num_encoding_tokens, None)
 
 
 def check_split(task: Task, split: str) -> None:

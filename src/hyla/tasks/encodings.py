@@ -11,6 +11,7 @@ What is drawn at random is drawn on the CPU from a seed, so that it is the same 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, get_args
@@ -32,16 +33,16 @@ NUM_EXAMPLES = 50  # of the few-shot encoding
 COUPLING_STD = 0.1  # of the invertible network's weights, whatever their number of inputs
 
 
-class Encoding:
+class Encoding(ABC):
     """Base of the six encodings."""
 
     name: EncodingName
     shape: tuple[int, ...]
     vocab_size: int | None = None
 
+    @abstractmethod
     def encode(self, latents: Tensor) -> Tensor:
         """The encoding `[..., *shape]` of latents `[..., M]`."""
-        raise NotImplementedError
 
     def decode(self, encoded: Tensor) -> Tensor:
         """The latents `[..., M]` that were encoded."""

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hyla.configs import check_types
+from hyla.configs import check_fractions, check_types
 from hyla.errors import ConfigError, check
 from hyla.tasks.base import Batch, Draws, Stream, check_split, entropy
 
@@ -52,10 +52,7 @@ class LogicConfig:
         allowed = f"from 2, one example and the query, to {MAX_POINTS:,}"
         check(2 <= self.num_points <= MAX_POINTS, "task.num_points", self.num_points, allowed)
         check(0 < self.known_fraction <= 1, "task.known_fraction", self.known_fraction, "above 0, at most 1")
-        for field in ("held_out_fraction", "validation_fraction"):
-            check(
-                0 <= getattr(self, field) < 1, f"task.{field}", getattr(self, field), "from 0 up to, not including, 1"
-            )
+        check_fractions(self, "task", "held_out_fraction", "validation_fraction")
         known, total = self.num_known, 2**self.num_variables
         possible = f"{known} of the {total} conjunctions of {self.num_variables} variables are known terms"
         check(1 <= self.num_terms <= known, "task.num_terms", self.num_terms, f"1 to {known}, since {possible}")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hyla.configs import check_types
+from hyla.configs import check_fractions, check_sizes, check_types
 from hyla.errors import ConfigError, check
 from hyla.tasks.base import Draws, entropy
 from hyla.tasks.encodings import Encoding, FewShot, Identity, make_encoding
@@ -23,8 +23,6 @@ from hyla.tasks.grid import (
     Episodes,
     GridTask,
     State,
-    check_fractions,
-    check_sizes,
     first_moves,
     move_table,
     random_cells,
@@ -93,6 +91,7 @@ class GoalConfig:
         check_types(self, "task")
         check_sizes(
             self,
+            "task",
             {
                 "size": (5, 25),
                 "num_interactions": (1, len(INTERACTIONS)),
@@ -110,7 +109,7 @@ class GoalConfig:
         far = 2 * (self.size - 1)
         allowed = f"at most {far} in mazes of size {self.size}, the distance of opposite corners"
         check(self.min_distance <= far, "task.min_distance", self.min_distance, allowed)
-        check_fractions(self)
+        check_fractions(self, "task", "held_out_fraction", "validation_fraction")
 
     @property
     def factors(self) -> tuple[int, int, int, int]:

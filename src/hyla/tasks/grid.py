@@ -6,7 +6,8 @@ there is one `step` for each world: demonstrations, rollouts and the Gymnasium e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hyla.errors import check
 from hyla.layout import InputLayout
-from hyla.tasks.base import Batch, Draws, Stream, check_split
+from hyla.tasks.base import Batch, Draws, Stream, ToldTask, check_split
 from hyla.tasks.encodings import Encoding, FewShot
 
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
@@ -124,7 +124,7 @@ Choose = Callable[[State, int], Tensor]
 """Actions `[B]` from the state before step t (from 0)."""
 
 
-class GridTask:
+class GridTask(ToldTask, ABC):
     """Imitation of demonstrations in a grid world; the two tasks below fill in the world.
 
     Inputs: rows of `layout`, an encoding of the task, then the observation before each of `num_steps` actions. Targets
@@ -143,7 +143,6 @@ class GridTask:
     splits: tuple[str, ...]
     discrete: bool
     encoding: Encoding
-    layout: InputLayout
     num_steps: int
     """Actions of an episode, at most."""
     num_kinds: int
@@ -155,9 +154,7 @@ class GridTask:
         """The attributes that follow from those of the world."""
         self.encoding = encoding
         self.layout = InputLayout(encoding.shape, self.num_steps, self.point_dim, encoding.vocab_size)
-        self.input_dim, self.output_dim = self.layout.input_dim, len(self.action_names)
-        self.sequence_length = self.layout.num_tokens
-        self.predict_at = slice(self.layout.num_encoding_tokens, None)
+        self.output_dim = len(self.action_names)
         self._kept: dict[tuple[str, torch.device], Tensor] = {}
 
     @property
@@ -167,17 +164,17 @@ class GridTask:
 
     # --- the world, filled in by each task ---
 
+    @abstractmethod
     def draw_episodes(self, split: str, draws: Draws, batch_size: int, task: Tensor | None = None) -> Episodes:
         """New episodes of a split, or of given tasks `[B, M]`, on the device of `draws`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _plan(self, episodes: Episodes) -> Choose:
         """What the demonstrator does."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _outcome(self, episodes: Episodes, state: State, action_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(agent, taken, reward, ended) after an action, whatever the time."""
-        raise NotImplementedError
 
     def scene(self, episodes: Episodes) -> dict[str, Any]:
         """The first of some episodes as plain values, to be drawn: `walls`, rows of booleans; `objects`, their (row,
@@ -194,13 +191,13 @@ class GridTask:
             "title": title,
         }
 
+    @abstractmethod
     def _words(self, episodes: Episodes) -> tuple[list[str], list[str], str]:
         """The names of the first episode's objects, what is special about each, and its task."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _example_episodes(self) -> int:
         """Episodes to draw for the examples of `fewshot`."""
-        raise NotImplementedError
 
     # --- what follows from it ---
 
@@ -368,17 +365,3 @@ def random_cells(allowed_BC: Bool[Tensor, "batch cells"], draws: Draws, count: i
     """Different random cells of each row's allowed ones, of which there must be `count`."""
     keys_BC = draws.uniform(*allowed_BC.shape, dtype=torch.float64)
     return torch.where(allowed_BC, keys_BC, -1.0).topk(count, -1).indices
-
-
-def check_sizes(config: Any, limits: Mapping[str, tuple[int, int]]) -> None:
-    """Check whole-number fields of a config against (smallest, largest)."""
-    for name, (smallest, largest) in limits.items():
-        value = getattr(config, name)
-        check(smallest <= value <= largest, f"task.{name}", value, f"from {smallest} to {largest:,}")
-
-
-def check_fractions(config: Any, names: Sequence[str] = ("held_out_fraction", "validation_fraction")) -> None:
-    """Check shares of a config: from 0 up to, not including, 1."""
-    for name in names:
-        value = getattr(config, name)
-        check(0 <= value < 1, f"task.{name}", value, "from 0 up to, not including, 1")

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hyla.configs import check_types
+from hyla.configs import check_fractions, check_sizes, check_types
 from hyla.errors import check
 from hyla.layout import InputLayout
-from hyla.tasks.base import Batch, Draws, Stream, check_split
+from hyla.tasks.base import Batch, Draws, Stream, ToldTask, check_split
 from hyla.tasks.encodings import EncodingName, FewShot, make_encoding
 from hyla.tasks.latents import LatentValues, draw_values
 from hyla.tasks.support import SupportName, make_support, multi_hot, split_support
@@ -65,9 +65,8 @@ class HyperteacherConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "task")
-        for field in ("num_modules", "num_hot", "point_dim", "output_dim", "num_points", "num_examples"):
-            value = getattr(self, field)
-            check(1 <= value <= MAX_SIZE, f"task.{field}", value, f"from 1 to {MAX_SIZE:,}")
+        sizes = ("num_modules", "num_hot", "point_dim", "output_dim", "num_points", "num_examples")
+        check_sizes(self, "task", dict.fromkeys(sizes, (1, MAX_SIZE)))
         check(len(self.hidden_dims) >= 1, "task.hidden_dims", self.hidden_dims, "at least one width")
         for width in self.hidden_dims:
             check(1 <= width <= MAX_SIZE, "task.hidden_dims", self.hidden_dims, f"each from 1 to {MAX_SIZE:,}")
@@ -79,9 +78,7 @@ class HyperteacherConfig:
             self.num_hot <= self.num_modules, "task.num_hot", self.num_hot, f"at most num_modules = {self.num_modules}"
         )
         check(self.scale > 0, "task.scale", self.scale, "above 0")
-        for field in ("held_out_fraction", "validation_fraction"):
-            value = getattr(self, field)
-            check(0 <= value < 1, f"task.{field}", value, "from 0 up to, not including, 1")
+        check_fractions(self, "task", "held_out_fraction", "validation_fraction")
         for count in self.evaluate_hot:
             possible = f"each from 1 to num_modules = {self.num_modules}"
             check(1 <= count <= self.num_modules, "task.evaluate_hot", self.evaluate_hot, possible)
@@ -89,7 +86,7 @@ class HyperteacherConfig:
         check(different, "task.evaluate_hot", self.evaluate_hot, "each only once")
 
 
-class Hyperteacher:
+class Hyperteacher(ToldTask):
     """Batches of the hyperteacher.
 
     A task is a latent z in R^M with at most K nonzero entries; its network answers points x `[N, point_dim]` with y
@@ -133,9 +130,7 @@ class Hyperteacher:
         )
         vocab_size = self.encoding.vocab_size
         self.layout = InputLayout(self.encoding.shape, config.num_points, config.point_dim, vocab_size)
-        self.input_dim, self.output_dim = self.layout.input_dim, config.output_dim
-        self.sequence_length = self.layout.num_tokens
-        self.predict_at = slice(self.layout.num_encoding_tokens, None)
+        self.output_dim = config.output_dim
         self._teachers: dict[tuple[torch.device, torch.dtype], Teacher] = {}
         self._rows: dict[tuple[str, torch.device], Tensor] = {}
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hyla.configs import check_types
+from hyla.configs import check_fractions, check_sizes, check_types
 from hyla.errors import check
 from hyla.tasks.base import Draws, entropy
 from hyla.tasks.encodings import EncodingName, make_encoding
@@ -20,8 +20,6 @@ from hyla.tasks.grid import (
     Episodes,
     GridTask,
     State,
-    check_fractions,
-    check_sizes,
     move_table,
     parse_walls,
 )
@@ -82,6 +80,7 @@ class PreferenceConfig:
         check_types(self, "task")
         check_sizes(
             self,
+            "task",
             {
                 "num_preferences": (2, 4096),
                 "num_hot": (1, self.num_preferences),
@@ -92,7 +91,7 @@ class PreferenceConfig:
             },
         )
         check(0 < self.discount <= 1, "task.discount", self.discount, "above 0, at most 1")
-        check_fractions(self)
+        check_fractions(self, "task", "held_out_fraction", "validation_fraction")
 
 
 class PreferenceGrid(GridTask):

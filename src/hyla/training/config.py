@@ -12,7 +12,7 @@ from hyla.models.base import Model
 from hyla.models.hypernetwork import Hypernetwork, HypernetworkConfig
 from hyla.models.mlp import MLP, MLPConfig
 from hyla.models.transformer import Transformer, TransformerConfig
-from hyla.tasks.base import Task
+from hyla.tasks.base import Task, ToldTask
 from hyla.tasks.fuzzy_logic import FuzzyLogic, LogicConfig
 from hyla.tasks.goal_grid import GoalConfig, GoalGrid
 from hyla.tasks.hyperteacher import Hyperteacher, HyperteacherConfig
@@ -151,6 +151,11 @@ class TaskKind(NamedTuple):
     config: type
     task: type
     architectures: tuple[str, ...]
+
+    @property
+    def told(self) -> bool:
+        """Whether it comes with an encoding, as the second paper's tasks do."""
+        return issubclass(self.task, ToldTask)
 
 
 ANY = ("mlp", "transformer", "hypernetwork")
