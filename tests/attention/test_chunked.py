@@ -308,13 +308,13 @@ def test_compiles_whole():
 
 
 def test_auto_takes_chunked_where_eager_would_be_large():
-    half = {"dtype": torch.bfloat16}  # which native does not take
-    assert choose_backend("auto", **half, eager_bytes=2**20) == "eager"
-    assert choose_backend("auto", **half, eager_bytes=2**30) == "chunked"
-    assert choose_backend("eager", **half, eager_bytes=2**40) == "eager"
-    small, large = (torch.zeros(1, 1, length, 1, **half, requires_grad=True) for length in (8, 4096))
-    assert "Attention" not in str(hyper_attention(small, small, small).grad_fn)
-    (made_by, _), *_ = hyper_attention(large, large, large).grad_fn.next_functions
+    wide = {"depth": 1, "head_width": 16}  # where native does not pay
+    assert choose_backend("auto", **wide, eager_bytes=2**20) == "eager"
+    assert choose_backend("auto", **wide, eager_bytes=2**30) == "chunked"
+    assert choose_backend("eager", **wide, eager_bytes=2**40) == "eager"
+    small, large = (torch.zeros(1, 1, length, 16, requires_grad=True) for length in (8, 4096))
+    assert "Attention" not in str(hyper_attention(small, small, small, mechanism="linear").grad_fn)
+    (made_by, _), *_ = hyper_attention(large, large, large, mechanism="linear").grad_fn.next_functions
     assert "ttention" in f"{made_by} {made_by.next_functions}"
 
 

@@ -206,7 +206,7 @@ import torch
 from hyla.models.transformer import Block, TransformerConfig
 block, x = Block(TransformerConfig(embed_dim=16, mlp_dim=32), 5), torch.randn(2, 5, 16, requires_grad=True)
 def function(x):
-    return block(x, None, slice(3, None), None, False)[0].square().sum()
+    return block(x, None, None, slice(3, None), None, False)[0].square().sum()
 compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
 leaves = [x, *block.parameters()]
 expected, found = (torch.autograd.grad(f(x), leaves) for f in (function, compiled))

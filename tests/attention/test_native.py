@@ -277,20 +277,38 @@ def test_says_what_it_cannot_do():
     hyper_attention(query, key, value, **deeper)  # auto: eager
     with pytest.raises(ConfigError, match=r"backend = 'native' is not possible: .*depth 1 and 2, not 3"):
         hyper_attention(query, key, value, **deeper, backend="native")
-    half = [tensor.bfloat16() for tensor in (query, key, value)]
-    assert hyper_attention(*half).dtype == torch.bfloat16
-    with pytest.raises(ConfigError, match="float32 or float64"):
-        hyper_attention(*half, backend="native")
+    mixed = [query, key.double(), value]
+    with pytest.raises(ConfigError, match="float64, or float32 and below"):
+        hyper_attention(*mixed, backend="native")
     assert choose_backend("auto") == choose_backend("native") == "native"
     assert (
         choose_backend("eager") == choose_backend("auto", device="cuda") == choose_backend("auto", depth=3) == "eager"
     )
-    assert choose_backend("auto", dtype=torch.bfloat16) == "eager"
+    assert choose_backend("auto", dtype=torch.bfloat16) == "native"
     # wide heads without a value network are faster as matrix products
     assert choose_backend("auto", depth=1, head_width=64) == "eager"
     assert choose_backend("native", depth=1, head_width=64) == choose_backend("auto", head_width=64) == "native"
     with pytest.raises(ConfigError, match="not on cuda"):
         choose_backend("native", device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mechanism", ["softmax", "linear", "hyla", "hyla_softmax"])
+def test_half_precision_is_computed_in_float32(dtype, mechanism):
+    """Outputs and gradients are those of the same numbers in float32, rounded; a float32 bias may stand beside them, as
+    autocast has it."""
+    tensors = [tensor.to(dtype) for tensor in inputs(2, 4, 5, 7, dtype=torch.float32)]
+    bias = torch.randn(4, 5, 7)
+    results = {}
+    for kind in (dtype, torch.float32):
+        query, key, value = (tensor.to(kind, copy=True).requires_grad_() for tensor in tensors)
+        shift = bias.clone().requires_grad_()
+        out = hyper_attention(query, key, value, shift, causal=True, mechanism=mechanism, backend="native")
+        assert out.dtype == kind
+        (out.float() * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        results[kind] = [out.detach(), *(tensor.grad for tensor in (query, key, value, shift))]
+    for half, whole in zip(results[dtype], results[torch.float32], strict=True):
+        assert relative_error(half.float(), whole) < (1e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
 def test_codes_beside_the_output():

@@ -312,9 +312,10 @@ def hyper_attention(
     scores: dict[str, Any] = {"scale": scale, "bias": bias, "allowed": allowed}
     drops: dict[str, Any] = {"dropout": dropout, "keep": keep}
     if name == "native":
-        out = native.attention(query, key, value, chosen, **scores, **drops)
-        codes = eager.latent_codes(query, key, chosen.score_norm, **scores) if return_codes else None
-        return (out, codes) if return_codes else out
+        out = _round_to(native.attention(query, key, value, chosen, **scores, **drops), value.dtype)
+        if not return_codes:
+            return out
+        return out, _round_to(eager.latent_codes(query, key, chosen.score_norm, **scores), query.dtype)
     out, codes = eager.attention(query, key, value, chosen, **scores, **drops, value_weights=value_weights)
     out = _round_to(out, value.dtype)
     return (out, _round_to(codes, query.dtype)) if return_codes else out

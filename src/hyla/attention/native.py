@@ -29,6 +29,7 @@ from hyla.attention.compiled import constant_result
 from hyla.attention.mechanisms import Mechanism, ValueNetwork
 
 SOURCE, ACROSS = (Path(__file__).with_name(name) for name in ("native.c", "across.c"))
+HALVES = (torch.bfloat16, torch.float16)  # computed in float32, which costs less than eager's half-precision codes
 MAX_WIDTH = 8_192  # heads times width per head: a query's vectors live on the stack
 
 # No -ffast-math: NaN and inf keep their meaning. These two only give up errno and floating-point traps.
@@ -154,8 +155,8 @@ def unsupported(device: str, dtypes: set[torch.dtype], depth: int, widths: tuple
     """Why this backend cannot do a call; None if it can. `widths`: heads times width per head, of queries and values."""
     if device != "cpu":
         return f"it runs on the CPU, not on {device}"
-    if dtypes not in ({torch.float32}, {torch.float64}):
-        return f"it takes float32 or float64, the same for all, not {', '.join(sorted(map(str, dtypes)))}"
+    if {torch.float32 if dtype in HALVES else dtype for dtype in dtypes} not in ({torch.float32}, {torch.float64}):
+        return f"it takes float64, or float32 and below, for all, not {', '.join(sorted(map(str, dtypes)))}"
     if depth > 2:
         return f"it has value networks of depth 1 and 2, not {depth}"
     if max(widths) > MAX_WIDTH or min(widths) == 0:
@@ -191,7 +192,11 @@ def attention(
     dropout: float = 0.0,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """The output of `eager.attention`, `[..., H, Q, Dv]` laid out as `[..., Q, H, Dv]` in memory."""
+    """The output of `eager.attention`, `[..., H, Q, Dv]` laid out as `[..., Q, H, Dv]` in memory; of half-precision tensors
+    in float32."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
     batch, num_keys = query.shape[:-3], key.shape[-2]
     size = batch.numel()
     if keep is not None:

@@ -18,8 +18,8 @@ def bucket_thresholds(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance of each bucket but the first, for distances in one direction.
 
     The first half of the buckets hold one distance each; bucket `half + j` starts where
-    `log(distance / half) / log(max_distance / half) * (num_buckets - half) >= j`. Compared as exact integer powers, so that
-    a distance on a boundary can never fall one bucket low through rounding of the logarithm.
+    `log(distance / half) / log(max_distance / half) * (num_buckets - half) >= j`. Near a whole number this is compared as
+    exact integer powers, so that a distance on a boundary can never fall one bucket low through rounding.
     """
     half = num_buckets // 2
     rest = num_buckets - half
@@ -34,6 +34,9 @@ def bucket_thresholds(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     thresholds = list(range(1, half + 1))
     for j in range(1, rest):
         start = half * (max_distance / half) ** (j / rest)  # off by far less than 1, so search from just below
+        if abs(start - round(start)) > 1e-6 + 1e-12 * start:  # far above the rounding of `start`
+            thresholds.append(max(thresholds[-1], math.ceil(start)))
+            continue
         distance = max(thresholds[-1], int(start) - 1)
         while distance**rest < half ** (rest - j) * max_distance**j:
             distance += 1
