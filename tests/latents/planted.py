@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hyla.attention import MultiHeadAttention
 from hyla.latents.readings import Reading
-from hyla.tasks.base import Batch, Draws, check_split
+from hyla.tasks.base import Batch, Draws, GeneratedTask, check_split
 
 NUM_RULES = 4
 TASKS_OF = {"train": range(0, 9), "held_out": range(9, 14)}  # tasks of a split; a task's rule is its number modulo 4
@@ -24,7 +24,7 @@ class PlantedConfig:
     scale: float = 1.0
 
 
-class PlantedTask:
+class PlantedTask(GeneratedTask):
     """Sequences of three tokens [one-hot rule, one-hot noise class]; the answer is the rule."""
 
     name, headline, discrete = "planted", "accuracy", True

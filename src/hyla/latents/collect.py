@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from hyla.attention import MultiHeadAttention
 from hyla.errors import RunError, check
 from hyla.runs import read_json, whole_folder, write_json
-from hyla.tasks.base import Stream, Task, check_split
-from hyla.training.loop import EVAL_BATCH as BATCH  # the sequences are those that evaluations measure
+from hyla.tasks.base import GeneratedTask, Stream, Task, check_split
 
+BATCH = GeneratedTask.evaluation_batch
 COLLECTION = "collection.json"
 
 
@@ -147,13 +147,17 @@ def collect(
         source: plain values that say where this came from; kept with the collection.
         path: folder for a memory-mapped store, which may be larger than memory; None keeps arrays in memory.
 
-    Raises ConfigError for a layer, split, position or submodule that does not exist, for codes that are asked of a model
-    without attention, and for a store that does not fit on the disk; RunError where `path` is taken.
+    Raises ConfigError for a layer, split, position or submodule that does not exist, for more samples than a split has, for
+    codes that are asked of a model without attention, and for a store that does not fit on the disk; RunError where `path`
+    is taken.
     """
     check(num_samples >= 1, "num_samples", num_samples, "at least 1")
     check(len(splits) > 0, "splits", list(splits), "at least one")
     for split in splits:
         check_split(task, split)
+        available = task.size(split)
+        enough = available is None or num_samples <= available
+        check(enough, "num_samples", num_samples, f"split {split} has {available} sequences")
     chosen = choose_layers(model, layers)
     modules = dict(model.named_modules())
     for name in activations:
@@ -161,6 +165,7 @@ def collect(
     check(bool(chosen) or bool(activations), "layers", "none", "the model has no attention layers; name activations")
     plan = _Plan(model, task, chosen, tuple(queries), tuple(keys), tuple(activations), tuple(positions), stream)
     parameter = next(model.parameters())
+    size = task.evaluation_batch  # so that the sequences are those that evaluations measure
     training = model.training
     model.eval()
     try:
@@ -177,8 +182,8 @@ def collect(
         }
         with _storage(path, splits, shapes, num_samples, described) as arrays:
             for split in splits:
-                for index in range(math.ceil(num_samples / BATCH)):
-                    rows = slice(index * BATCH, min((index + 1) * BATCH, num_samples))
+                for index in range(math.ceil(num_samples / size)):
+                    rows = slice(index * size, min((index + 1) * size, num_samples))
                     for name, array in plan.batch(split, index).items():
                         arrays[split][name][rows] = array[: rows.stop - rows.start]
     finally:
@@ -203,7 +208,8 @@ class _Plan:
 
     def batch(self, split: str, index: int) -> dict[str, np.ndarray]:
         parameter = next(self.model.parameters())
-        batch = self.task.batch(split, index, BATCH, stream=self.stream, dtype=parameter.dtype).to(parameter.device)
+        size = self.task.evaluation_batch
+        batch = self.task.batch(split, index, size, stream=self.stream, dtype=parameter.dtype).to(parameter.device)
         kept: dict[str, Tensor] = {}
         with contextlib.ExitStack() as hooks:
             for number, layer in enumerate(self.layers.values()):

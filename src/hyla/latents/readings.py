@@ -153,4 +153,7 @@ def reading_of(config: TrainConfig) -> Reading:
         return LogicReading(config.task, config.seed)
     if isinstance(config.task, SravenConfig):
         return SravenReading(config.task, config.seed)
-    raise ConfigError(f"codes of task {config.task_name!r} are read with hyla.latents.collect, not by a ready plan")
+    raise ConfigError(
+        f"task.name = {config.task_name!r} is not possible: codes are labelled with what generated a sequence, which logic "
+        "and sraven know; for the codes of any other task see hyla.latents.collect.collect"
+    )

@@ -26,6 +26,7 @@ from hyla.configs import describe, fits
 from hyla.errors import ConfigError, MissingExtraError, check
 from hyla.models.base import MAX_SIZE
 from hyla.models.feedforward import SwiGLU
+from hyla.models.transformer import Transformer, same_document
 
 try:
     from transformers import (
@@ -485,6 +486,78 @@ def _from_llama(config: PreTrainedConfig) -> dict[str, Any]:
     data |= {"positions": "rotary", "rotary_base": float(rope.get("rope_theta", 10_000.0)), "logit_scale": 1.0}
     data |= {"norm": "rms", "final_norm": "rms", "norm_eps": found["rms_norm_eps"]}
     return data | {"bias": bool(found.get("attention_bias", False))}
+
+
+# Beginnings of our Transformer's parameter names, and ours for the same.
+TRANSFORMER_NAMES = {"embedding.": "model.embed_tokens.", "blocks.": "model.layers.", "norm.": "model.norm."}
+
+
+def from_transformer(
+    model: Transformer, *, end_of_text: int | None = None, sequence_length: int | None = None
+) -> HylaForCausalLM:
+    """A Transformer with a vocabulary as a language model with the same weights (copied) and logits.
+
+    end_of_text: the token that begins, ends and pads a text; the model's `boundary_token` by default, which must agree.
+    sequence_length: the length that the model is meant for; by default that of its t5 buckets, or else HylaConfig's.
+
+    One text per sequence needs no mask. This model knows no boundary token: to keep texts that are packed into one sequence
+    apart, give :func:`document_positions` as `position_ids`, with `use_cache=False`. With sinusoidal positions, which go on
+    counting from text to text in the Transformer, give it :func:`document_mask` as `attention_mask` instead.
+
+    Raises ConfigError, naming the field, for what HylaForCausalLM does not have.
+    """
+    config = model.config
+    boundary = model.boundary_token
+    if model.head is not None:
+        raise ConfigError(
+            "vocab_size = None is not possible: only a Transformer that reads token ids is a language model"
+        )
+    allowed = f"the model's texts begin with its boundary token, {boundary}"
+    check(end_of_text is None or boundary in (None, end_of_text), "end_of_text", end_of_text, allowed)
+    check(config.mlp == "swiglu", "model.mlp", config.mlp, "HylaForCausalLM has only 'swiglu'")
+    check(config.causal, "model.causal", config.causal, "HylaForCausalLM has only True")
+    allowed = f"HylaForCausalLM has one width for queries, keys and values, here model.v_dim = {config.v_dim}"
+    check(config.qk_dim == config.v_dim, "model.qk_dim", config.qk_dim, allowed)
+    one_sided = config.positions != "t5" or not config.bidirectional
+    check(one_sided, "model.bidirectional", config.bidirectional, "the t5 bias of HylaForCausalLM has only False")
+    names = ("mechanism", "score_norm", "depth", "activation", "positions", "norm", "bias", "qk_norm")
+    fields_given: dict[str, Any] = {name: getattr(config, name) for name in names}
+    fields_given |= {"attention_dropout": config.attention_dropout, "dropout_shared": config.dropout_shared}
+    fields_given |= {"vocab_size": model.embedding.weight.shape[0], "hidden_size": config.embed_dim}
+    fields_given |= {"num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads}
+    fields_given |= {"num_key_value_heads": config.num_kv_heads, "head_dim": config.qk_dim // config.num_heads}
+    fields_given |= {"intermediate_size": config.mlp_dim, "tie_word_embeddings": True}
+    buckets = next((part for part in model.modules() if isinstance(part, RelativeBias)), None)
+    if buckets is not None:
+        fields_given |= {"num_buckets": buckets.num_buckets, "max_distance": buckets.max_distance}
+        sequence_length = buckets.max_distance if sequence_length is None else sequence_length
+    if sequence_length is not None:
+        fields_given["max_position_embeddings"] = sequence_length
+    end = boundary if end_of_text is None else end_of_text
+    fields_given |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    made = HylaForCausalLM(HylaConfig(**fields_given))
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        first = next(first for first in TRANSFORMER_NAMES if name.startswith(first))
+        weights[TRANSFORMER_NAMES[first] + name.removeprefix(first)] = tensor
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    nn.Module.to(made, weights["lm_head.weight"])
+    made.load_state_dict(weights)
+    return made.train(model.training)
+
+
+def document_positions(input_ids: Tensor, end_of_text: int) -> Tensor:
+    """Position `[B, T]` of every token in its own text, for packed texts `[B, T]` that begin with `end_of_text`. As
+    `position_ids` (without a cache) they keep each text from seeing those before it."""
+    slots = torch.arange(input_ids.shape[-1], device=input_ids.device).expand_as(input_ids)
+    starts = slots.masked_fill(input_ids != end_of_text, 0).cummax(-1).values
+    return slots - starts
+
+
+def document_mask(input_ids: Tensor, end_of_text: int) -> Tensor:
+    """`[B, 1, T, T]`: True where a query may see a key, in packed texts as above: one of its own text, and no later one."""
+    pairs = same_document(input_ids == end_of_text)
+    return pairs & torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).tril()
 
 
 AutoConfig.register(HylaConfig.model_type, HylaConfig, exist_ok=True)

@@ -159,10 +159,17 @@ class Block(nn.Module):
             self.mlp = SwiGLU(config.embed_dim, config.mlp_dim)
 
     def forward(
-        self, x: Tensor, key_mask: Tensor | None, select: slice | None, keep: Tensor | None, return_codes: bool
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        key_mask: Tensor | None,
+        select: slice | None,
+        keep: Tensor | None,
+        return_codes: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(output, codes, load-balancing loss); of the queries in `select` only, where given."""
-        options: dict[str, Any] = {"key_mask": key_mask, "causal": self.causal, "select": select, "keep": keep}
+        options: dict[str, Any] = {"mask": mask, "key_mask": key_mask, "causal": self.causal}
+        options |= {"select": select, "keep": keep}
         options["return_codes"] = return_codes
         if _watched(self.attention):
             attended = self.attention(self.norm1(x), **options)
@@ -185,13 +192,20 @@ def _watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks)
 
 
+def same_document(begins: Bool[Tensor, "*batch tokens"]) -> Bool[Tensor, "*batch 1 tokens tokens"]:
+    """Which pairs of tokens lie in one document, given where documents begin."""
+    document = begins.cumsum(-1)
+    return (document[..., :, None] == document[..., None, :])[..., None, :, :]
+
+
 class Transformer(Model):
     """Embedding, blocks, LayerNorm, linear head.
 
     Args:
         config: sizes and choices.
         input_dim, output_dim: widths of real-valued tokens in and out; or
-        vocab_size: reads token ids instead, through a table that is tied to the output (logits divided by sqrt(E)); or
+        vocab_size: reads token ids instead, through a table that is tied to the output (logits divided by sqrt(E));
+            boundary_token: the token that begins a new document, beyond which attention does not look back; or
         layout, output_dim: reads an encoding of the task as the first token (or tokens), then the points, as P2's do.
         sequence_length: T, which sets the t5 buckets; other lengths still run.
     """
@@ -205,13 +219,16 @@ class Transformer(Model):
         output_dim: int | None = None,
         vocab_size: int | None = None,
         layout: InputLayout | None = None,
+        boundary_token: int | None = None,
     ):
         super().__init__()
         given = [vocab_size is not None, input_dim is not None, layout is not None]
         allowed = "give one of vocab_size, input_dim and layout; the last two with output_dim"
         one = sum(given) == 1 and (output_dim is None) == (vocab_size is not None)
         check(one, "vocab_size, input_dim, layout, output_dim", (vocab_size, input_dim, layout, output_dim), allowed)
-        self.config, self.layout = config, layout
+        allowed = "only token ids have boundaries; give a vocab_size"
+        check(boundary_token is None or vocab_size is not None, "boundary_token", boundary_token, allowed)
+        self.config, self.layout, self.boundary_token = config, layout, boundary_token
         if vocab_size is not None:
             self.embedding = embedding_table(vocab_size, config.embed_dim)
             self.head = None
@@ -249,14 +266,19 @@ class Transformer(Model):
         x = self.embed(inputs)
         if self.config.positions == "sinusoidal":
             x = x + sinusoidal(torch.arange(x.shape[-2], device=x.device), x.shape[-1], x.dtype)
+        mask = None if self.boundary_token is None else same_document(inputs == self.boundary_token)
+        predict_at = None if predict_at == slice(None) else predict_at
         codes, balances = [], []
         for depth, block in enumerate(self.blocks, 1):
             select = predict_at if depth == len(self.blocks) else None
-            x, code, balance = block(x, key_mask, select, keep[depth - 1] if keep else None, return_codes)
+            x, code, balance = block(x, mask, key_mask, select, keep[depth - 1] if keep else None, return_codes)
             codes.append(code)
             balances.append(balance)
         x = self.norm(x)
-        predictions = x @ self.embedding.weight.T / self.config.embed_dim**0.5 if self.head is None else self.head(x)
+        if self.head is None:  # tied; scaling the tokens costs less than scaling the logits
+            predictions = (x * self.config.embed_dim**-0.5) @ self.embedding.weight.T
+        else:
+            predictions = self.head(x)
         balance_loss = torch.stack(balances).mean() if self.config.mlp == "mixture" else None
         return ModelOutput(predictions, tuple(codes) if return_codes else None, balance_loss)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyla.errors import RunError
-from hyla.report.plan import ERRORS, PLAN, RUNS, Candidate, Plan, Setting, Variant
+from hyla.report.plan import ERRORS, LOWER_IS_BETTER, PLAN, RUNS, Candidate, Plan, Setting, Variant
 from hyla.report.reported import Reported, reported_figures, reported_names
 from hyla.report.statistics import BOUNDS, Summary, Verdict, distinguishable, paired_difference, summary, verdict
 from hyla.runs import CONFIG, RESULT, Run, read_json, write_json
@@ -183,16 +183,17 @@ class Comparison:
         return tuple(axes[axis] for axis in self.plan.axes)
 
     def is_best(self, row: Row) -> bool:
-        """Whether the row's interval lies above that of every other row of its split and group. Where intervals touch,
-        or another row has none, nobody is best."""
+        """Whether the row's interval lies on the better side of that of every other row of its split and group. Where
+        intervals touch, or another row has none, nobody is best."""
         others = [other for other in self.rows_of(row.split) if self.group(other.variant) == self.group(row.variant)]
         others.remove(row)
-        return others != [] and all(_lies_above(row.summary, other.summary) for other in others)
+        sign = -1 if self.plan.metric in LOWER_IS_BETTER else 1
+        return others != [] and all(_is_better(row.summary, other.summary, sign) for other in others)
 
 
-def _lies_above(mine: Summary, other: Summary) -> bool:
-    above = mine.mean is not None and other.mean is not None and mine.mean > other.mean
-    return above and distinguishable(mine.interval, other.interval)
+def _is_better(mine: Summary, other: Summary, sign: int) -> bool:
+    better = mine.mean is not None and other.mean is not None and sign * mine.mean > sign * other.mean
+    return better and distinguishable(mine.interval, other.interval)
 
 
 def summarise(plan: Plan, folder: Path | str) -> Comparison:
@@ -345,7 +346,7 @@ def _settings(configs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def _choose(plan: Plan, variant: Variant, found: Mapping[str, _Read]) -> Choice:
-    """The candidate with the most seeds that finished with a score, among those the one with the highest mean; the first
+    """The candidate with the most seeds that finished with a score, among those the one with the best mean; the first
     of equals. A plan that selects nothing shows its only candidate, however far that is."""
     split = "validation" if plan.selection == "validation" else plan.reported_split
     scores = []
@@ -357,10 +358,12 @@ def _choose(plan: Plan, variant: Variant, found: Mapping[str, _Read]) -> Choice:
     ended = all(found[name].summary.state in ("finished", "diverged", "failed") for name in variant.runs)
     if plan.selection == "none":
         return Choice(variant.name, tuple(scores), 0, ended)
-    best = None
+    best, sign = None, -1 if plan.metric in LOWER_IS_BETTER else 1
     for place, score in enumerate(scores):
-        rank = (score.summary.count, score.summary.mean)
-        if rank[1] is not None and (best is None or rank > best[0]):
+        if score.summary.mean is None:
+            continue
+        rank = (score.summary.count, sign * score.summary.mean)
+        if best is None or rank > best[0]:
             best = (rank, place)
     return Choice(variant.name, tuple(scores), None if best is None else best[1], ended)
 

@@ -12,7 +12,7 @@ from typing import Any
 from hyla.report import canvas, tables
 from hyla.report.canvas import DASHES, Size, check_matplotlib, panel_rows, save_screen, series, style, styles
 from hyla.report.comparison import Comparison, Row, mean_curve, run_curve
-from hyla.report.plan import Setting
+from hyla.report.plan import LOWER_IS_BETTER, Setting
 from hyla.report.statistics import Interval
 from hyla.report.tables import axis_label, setting_text
 
@@ -72,6 +72,9 @@ def score_axis(comparison: Comparison, splits: Sequence[str]) -> tuple[float, fl
     shown = [value for value in values if value >= floor]
     cut = len(shown) < len(values)
     low, high = min([0.0, *shown]), max([0.0, *shown])
+    if comparison.plan.metric in LOWER_IS_BETTER and shown:  # far from 0, which nothing reaches
+        margin = 0.05 * (max(shown) - min(shown)) or 0.5
+        return min(shown) - margin, max(shown) + margin, False, False
     if cut:
         low -= 0.03 * (high - low)
         unit = 0.05 if low > -1 else 1.0
@@ -155,7 +158,7 @@ def _draw_scores(figure: Any, comparison: Comparison, rows: Sequence[Row], size:
     panel.set_axisbelow(True)
     _score_ticks(comparison, panel.xaxis)
     label = tables.metric_label(metric)
-    panel.set_xlabel(f"{tables.SPLIT_LABELS.get(rows[0].split, rows[0].split)}: {label}" if size.captioned else label)
+    panel.set_xlabel(f"{tables.split_words(comparison.plan, rows[0].split)}: {label}" if size.captioned else label)
     for y, row in enumerate(rows):
         colour, numbers = looks[row.variant][0], row.summary
         if numbers.interval is not None:
@@ -218,7 +221,7 @@ def curve_panels(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
     """(title, split, variants) of each panel."""
     if len(comparison.groups) == 1:
         names = list(comparison.variants)
-        return [(tables.SPLIT_LABELS.get(split, split), split, names) for split in panel_splits(comparison)]
+        return [(tables.split_words(comparison.plan, split), split, names) for split in panel_splits(comparison)]
     order = [axis_values(comparison, axis) for axis in comparison.plan.axes]
     panels = []
     for group in sorted(comparison.groups, key=lambda g: [values.index(v) for values, v in zip(order, g, strict=True)]):
@@ -485,9 +488,8 @@ def _draw_heat_map(figure: Any, comparison: Comparison, maps: HeatMap, columns: 
     for line in grid:
         line[0].set_ylabel(axis_label(maps.y))
     split = comparison.plan.reported_split
-    words = (
-        f"{tables.metric_label(comparison.plan.metric)} on {tables.SPLIT_LABELS.get(split, split)}, mean over seeds."
-    )
+    where = tables.split_words(comparison.plan, split)
+    words = f"{tables.metric_label(comparison.plan.metric)} on {where}, mean over seeds."
     cells = [row for panel in maps.cells.values() for line in panel for row in line]
     if any(row is None or row.summary.mean is None for row in cells):
         words += " Hatched: no result."
@@ -578,7 +580,7 @@ def _draw_scaling(figure: Any, comparison: Comparison, size: Size) -> None:
     figure.supylabel(tables.metric_label(comparison.plan.metric), fontsize=8, color=_INK)
     _legend(figure, comparison, lines, size)
     split = comparison.plan.reported_split
-    words = [f"Final score on {tables.SPLIT_LABELS.get(split, split)}. Dots: seeds. Lines: their means."]
+    words = [f"Final score on {tables.split_words(comparison.plan, split)}. Dots: seeds. Lines: their means."]
     if ended:
         words.append("At the end of each line: the setting on the other axes.")
     if comparison.ceiling(split) is not None:

@@ -69,7 +69,7 @@ def _header(comparison: Comparison) -> str:
         ("Runs", f"{len(comparison.runs)} ({counts})"),
         (
             "Score",
-            f"{tables.metric_label(plan.metric)} on {tables.SPLIT_LABELS.get(plan.reported_split, plan.reported_split)}",
+            f"{tables.metric_label(plan.metric)} on {tables.split_words(plan, plan.reported_split)}",
         ),
     ]
     sizes = [run.num_parameters for run in comparison.runs if run.num_parameters is not None]
@@ -186,7 +186,7 @@ def _score_tables(comparison: Comparison) -> str:
         body = [_score_row(comparison, row, rows, reported, difference is not None) for row in rows]
         label = f"<code>{escape(split)}</code>"
         if split in tables.SPLIT_LABELS:
-            label = f"{escape(tables.SPLIT_LABELS[split]).capitalize()} {label}"
+            label = f"{escape(tables.split_words(comparison.plan, split)).capitalize()} {label}"
         unit = escape(tables.metric_label(metric))
         with_ceiling = "" if ceiling is None else f", ceiling {_minus(tables.format_score(metric, ceiling))}"
         heading = f'{label}<span class="unit">{unit}{with_ceiling}</span>'
@@ -462,7 +462,7 @@ def _heat_maps(comparison: Comparison) -> str:
             f"<tbody>{''.join(body)}</tbody></table>"
         )
     split = comparison.plan.reported_split
-    words = f"{tables.metric_label(metric)} on {tables.SPLIT_LABELS.get(split, split)}, mean over seeds"
+    words = f"{tables.metric_label(metric)} on {tables.split_words(comparison.plan, split)}, mean over seeds"
     note = f'<p class="fine">{escape(words)}; each links to its runs. Hatched: no result. †: not all seeds.</p>'
     return f'<div class="maps">{"".join(blocks)}</div>{note}'
 
@@ -587,7 +587,7 @@ def _curve_data(comparison: Comparison) -> dict[str, Any]:
         ceiling = comparison.ceiling(split)
         splits.append(
             {
-                "title": escape(tables.SPLIT_LABELS.get(split, split)),
+                "title": escape(tables.split_words(comparison.plan, split)),
                 "range": [unit * low, unit * high],
                 "axis": tables.metric_label(metric) + (f" (axis cut at {low:.3g})".replace("-", "−") if cut else ""),
                 "ceiling": None if ceiling is None else unit * ceiling,

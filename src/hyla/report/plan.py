@@ -53,6 +53,9 @@ class Variant:
         return tuple(dict.fromkeys(name for candidate in self.candidates for name in candidate.runs.values()))
 
 
+LOWER_IS_BETTER = ("loss",)  # of the metrics that experiments report
+
+
 @dataclass(frozen=True)
 class Plan:
     """An experiment. metric: the task's headline metric. baseline: the variant that paired differences are taken to.

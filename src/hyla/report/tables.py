@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hyla.report.comparison import Comparison, Difference, Row, steps_text
-from hyla.report.plan import Setting
+from hyla.report.plan import LOWER_IS_BETTER, Plan, Setting
 from hyla.report.reported import Reported
 from hyla.report.statistics import METHOD, Interval, verdict
 
@@ -24,6 +24,7 @@ SPLIT_LABELS = {
     "validation": "validation combinations",
     "unseen_terms": "unseen terms",
 }
+TEXT_LABELS = {"held_out": "held-out text", "train": "trained text"}  # of task text
 OPTIMISTIC = "chosen on the reported split: optimistic"
 
 # --- words and numbers ------------------------------------------------------------------------------------------------
@@ -31,7 +32,13 @@ OPTIMISTIC = "chosen on the reported split: optimistic"
 
 def metric_label(metric: str) -> str:
     """The name of a metric with its unit: scores that are accuracies are shown in percent."""
-    return {"r2": "R²", "accuracy": "accuracy (%)"}.get(metric, metric)
+    return {"r2": "R²", "accuracy": "accuracy (%)", "loss": "loss (nats per token)"}.get(metric, metric)
+
+
+def split_words(plan: Plan, split: str) -> str:
+    """What a split holds: `held-out combinations`, of language models `held-out text`."""
+    labels = TEXT_LABELS if plan.task == "text" else SPLIT_LABELS
+    return labels.get(split, split)
 
 
 def format_score(metric: str, value: float | None) -> str:
@@ -89,9 +96,9 @@ def lost_text(comparison: Comparison) -> str:
     return ", ".join(f"{count} {state}" for state, count in comparison.lost.items())
 
 
-def split_label(split: str) -> str:
+def split_label(plan: Plan, split: str) -> str:
     """`held_out (held-out combinations)`: the split's name and what it holds."""
-    return f"{split} ({SPLIT_LABELS[split]})" if split in SPLIT_LABELS else split
+    return f"{split} ({split_words(plan, split)})" if split in SPLIT_LABELS else split
 
 
 def settings_text(settings: dict[str, Setting]) -> str:
@@ -142,8 +149,9 @@ def notes(comparison: Comparison) -> list[str]:
     if any(len([name for name in comparison.variants if comparison.group(name) == group]) > 1
            for group in comparison.groups):  # fmt: skip
         best = any(comparison.is_best(row) for row in comparison.rows)
-        marked = "Bold: its interval lies above that of every other row it compares with."
-        sentences.append(marked if best else "No row is marked as best: no interval lies above all others.")
+        side = "below" if plan.metric in LOWER_IS_BETTER else "above"
+        marked = f"Bold: its interval lies {side} that of every other row it compares with."
+        sentences.append(marked if best else f"No row is marked as best: no interval lies {side} all others.")
     figures = [figure for row in comparison.rows for figure in row.reported]
     if figures:
         sentences.append(
@@ -201,7 +209,7 @@ def score_cells(comparison: Comparison, split: str) -> Cells:
     for source, steps in columns:
         head += [(f"{source}, {steps:,} steps", True), (f"our interval and {source}", False)]
     ceiling = comparison.ceiling(split)
-    label = f"{split_label(split)}: {metric_label(metric)}"
+    label = f"{split_label(comparison.plan, split)}: {metric_label(metric)}"
     label += "" if ceiling is None else f"; ceiling {format_score(metric, ceiling)}"
     cells = []
     for row in rows:
@@ -231,7 +239,7 @@ def choice_cells(comparison: Comparison) -> Cells | None:
     if not rows:
         return None
     split = "validation" if plan.selection == "validation" else plan.reported_split
-    label = OPTIMISTIC if plan.selection == "reported" else f"by {split_label(split)}"
+    label = OPTIMISTIC if plan.selection == "reported" else f"by {split_label(plan, split)}"
     head = [("variant", False), ("settings", False), (f"{metric_label(plan.metric)} on {split}, mean ± sd", True)]
     return Cells(f"What was chosen ({label})", [*head, ("seeds", True), ("", False)], rows, bold)
 

@@ -82,8 +82,12 @@ class Batch:
 
     def head(self, count: int) -> Batch:
         """The first `count` sequences."""
-        latents = {name: value[:count] for name, value in self.latents.items()}
-        return replace(self, inputs=self.inputs[:count], targets=self.targets[:count], latents=latents)
+        return self.rows(slice(count))
+
+    def rows(self, rows: slice) -> Batch:
+        """Some of the sequences."""
+        latents = {name: value[rows] for name, value in self.latents.items()}
+        return replace(self, inputs=self.inputs[rows], targets=self.targets[rows], latents=latents)
 
     def to(self, device: torch.device | str) -> Batch:
         latents = {name: value.to(device) for name, value in self.latents.items()}
@@ -96,17 +100,22 @@ class Task(Protocol):
 
     splits: their names, `train` first. The same split is drawn through two streams that never meet: `training` for
     gradient steps and `evaluation` for measurements. predict_at: the positions (of T) whose outputs are the answer.
-    headline: the score that results are reported in (higher is better). discrete: whether sequences can repeat by chance,
-    so that a result counts those that were also trained on. layout: how inputs hold an encoding of the task and points, for
-    tasks that come with one; None where inputs are tokens `[B, T, input_dim]`.
+    headline: the score that results are reported in; higher is better unless `lower_is_better`. discrete: whether sequences
+    can repeat by chance, so that a result counts those that were also trained on. scores_by_answer: whether the mean of a
+    score weighs every answer equally, rather than every sequence. layout: how inputs hold an encoding of
+    the task and points, for tasks that come with one; None where inputs are tokens `[B, T, input_dim]`.
     """
 
     name: str
     config: Any
     splits: tuple[str, ...]
     headline: str
+    lower_is_better: bool
+    scores_by_answer: bool
     discrete: bool
-    output_dim: int
+
+    @property
+    def output_dim(self) -> int: ...
 
     @property
     def input_dim(self) -> int: ...
@@ -119,6 +128,11 @@ class Task(Protocol):
 
     @property
     def layout(self) -> InputLayout | None: ...
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Sequences that are evaluated at once."""
+        ...
 
     def batch(
         self,
@@ -141,8 +155,37 @@ class Task(Protocol):
         """One number per sequence `[B]` for each metric."""
         ...
 
+    def weights(self, batch: Batch) -> Tensor:
+        """`[B]`: how many answers each sequence's loss and scores are means over."""
+        ...
 
-class ToldTask:
+    def size(self, split: str) -> int | None:
+        """Sequences that there are to evaluate; None where they never end."""
+        ...
+
+    def summary(self, split: str, scores: dict[str, float]) -> dict[str, float]:
+        """Further metrics that follow from the mean scores of a split."""
+        ...
+
+
+class GeneratedTask:
+    """What most tasks have in common: sequences without end, each with as many answers as any other."""
+
+    lower_is_better = False
+    scores_by_answer = False
+    evaluation_batch: int = 512
+
+    def weights(self, batch: Batch) -> Tensor:
+        return torch.ones(len(batch), dtype=torch.int64, device=batch.targets.device)
+
+    def size(self, split: str) -> int | None:
+        return None
+
+    def summary(self, split: str, scores: dict[str, float]) -> dict[str, float]:
+        return {}
+
+
+class ToldTask(GeneratedTask):
     """Base of tasks that come with an encoding: what follows from their layout."""
 
     layout: InputLayout

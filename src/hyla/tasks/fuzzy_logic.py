@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hyla.configs import check_fractions, check_types
 from hyla.errors import ConfigError, check
-from hyla.tasks.base import Batch, Draws, Stream, check_split, entropy
+from hyla.tasks.base import Batch, Draws, GeneratedTask, Stream, check_split, entropy
 
 MAX_COMBINATIONS = 20_000_000  # of known terms: above, the list of them would not fit in memory comfortably
 
@@ -117,7 +117,7 @@ def function_text(terms_KL: Int[Tensor, "terms variables"]) -> str:
     return " ∨ ".join(conjunctions)
 
 
-class FuzzyLogic:
+class FuzzyLogic(GeneratedTask):
     """Batches of fuzzy-logic regression.
 
     Inputs `[B, N, L+1]`: the points x and f(x), 0 in place of the last f(x). Targets `[B, 1]`: the last f(x). Latents:

@@ -340,6 +340,10 @@ class GridTask(ToldTask, ABC):
         """Cross-entropy averaged over the actions of all episodes."""
         return F.cross_entropy(predictions.flatten(0, 1), batch.targets.flatten(), ignore_index=PADDING)
 
+    def weights(self, batch: Batch) -> Int[Tensor, " batch"]:
+        """Actions of each episode."""
+        return (batch.targets != PADDING).sum(-1)
+
     def scores(self, predictions: Float[Tensor, "batch steps actions"], batch: Batch) -> dict[str, Tensor]:
         """`accuracy`, `episode_accuracy` and `loss` of each episode, `[B]`."""
         real_BT = batch.targets != PADDING

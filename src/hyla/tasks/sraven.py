@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from hyla.configs import check_types
 from hyla.errors import ConfigError, check
-from hyla.tasks.base import Batch, Draws, Stream, check_split
+from hyla.tasks.base import Batch, Draws, GeneratedTask, Stream, check_split
 from hyla.tasks.sraven_solver import (
     ADDITION,
     DISTRIBUTE,
@@ -172,7 +172,7 @@ class SravenConfig:
         )
 
 
-class Sraven:
+class Sraven(GeneratedTask):
     """The SRAVEN task.
 
     `predictions [B, M, V]` are the logits of the last panel's values; `targets [B, M]`, int64, its values. Latents:
