@@ -16,6 +16,11 @@ torch.set_num_threads(1)
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_collection_modifyitems(items):
+    """What is long and must run in one process comes first, so that the other processes share the rest meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of values measured on the public code."""

@@ -34,7 +34,10 @@ SHORTCUTS = {
     "--device": "--training.device",
     "--lr": "--optimizer.lr",
     "--weight-decay": "--optimizer.weight-decay",
+    "--data": "--task.data",
+    "--tokenizer": "--task.tokenizer",
 }
+OF_TEXT = ("--data", "--tokenizer")
 
 SECONDS_BETWEEN_LINES = 10  # of progress, where there is no bar because the output is no terminal
 
@@ -43,13 +46,18 @@ class Terminal(Console):
     """A console that prints paths and names as they are, and goes on when whoever reads its output has seen enough."""
 
     def __init__(self, **options: Any):
-        super().__init__(markup=False, **options)
+        super().__init__(markup=False, emoji=False, **options)
 
     def on_broken_pipe(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-console = Terminal()
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))  # processes that a launcher has started to train one run
+FIRST_RANK = RANKS == 1 or os.environ.get("RANK", "0") == "0"
+SHARED = ("train", "resume")  # the commands that ranks can share
+SECONDS_TO_BE_ENDED = 5  # within which a launcher ends the other ranks once one has failed
+
+console = Terminal(quiet=not FIRST_RANK)
 errors = Terminal(stderr=True)
 
 
@@ -68,6 +76,10 @@ Examples:
 ATTENTION_EXAMPLES = """\
   hyla train {task} --mechanism hyla --steps 3000 --seed 0 --out runs/first
   hyla train {task} --preset paper --mechanism softmax --task.split-seed official-0"""
+TEXT_EXAMPLES = """\
+  hyla train text --data corpus/ --preset tiny --mechanism hyla --out runs/first
+  hyla train text --data book.txt 'notes/**/*.md' --tokenizer tokenizer.json
+  torchrun --nproc-per-node 8 -m hyla train text --preset c4-50m --mechanism hyla"""
 TOLD_EXAMPLES = """\
   hyla train {task} --model.width 256 --steps 3000 --seed 0 --out runs/first
   hyla train {task} --architecture transformer --mechanism hyla --steps 3000
@@ -76,7 +88,7 @@ TOLD_EXAMPLES = """\
 
 def train_command(argv: list[str]) -> int:
     task, argv = _task("hyla train", "Train one model on a task.", argv)
-    from hyla.training.config import PRESETS, TrainConfig
+    from hyla.training.config import TrainConfig, presets_of
     from hyla.training.ensemble import Ensemble, member_configs
     from hyla.training.loop import Trainer
     from hyla.training.trackers import check_trackers
@@ -87,8 +99,9 @@ def train_command(argv: list[str]) -> int:
         """Sets initialisation and data; the held-out set is set by --task.split-seed."""
         out: Path | None = None
         """Run folder to make; runs/TASK-MECHANISM-seedN by default."""
-        preset: Literal["default", "paper"] = "default"
-        """default: the paper's sizes and few steps. paper: the paper's steps and schedule too."""
+        preset: Literal["default", "paper", "tiny", "c4-50m"] = "default"
+        """default: the paper's sizes and few steps. paper: the paper's steps and schedule too. Of text also tiny, which
+        trains in minutes on a laptop, and c4-50m, which is the paper's."""
         config: Path | None = None
         """config.json of a run to repeat, or a file that holds some of its keys."""
         architecture: Literal["mlp", "transformer", "hypernetwork"] = "transformer"
@@ -97,16 +110,18 @@ def train_command(argv: list[str]) -> int:
         """Train many runs as one model: seeds=8, or a grid such as seeds=2 lr=1e-3,3e-3 weight_decay=0.1,0.03. Each
         becomes an ordinary run in a folder of --out."""
 
-    base = _base_config(task, argv, PRESETS)
+    base = _base_config(task, argv, presets_of(task))
     parts = _parts(base) | {"architecture": base.architecture_name}
-    examples = (ATTENTION_EXAMPLES if task in COMPARED else TOLD_EXAMPLES).format(task=task)
-    description = TRAIN.format(task=task, shortcuts=_shortcut_text(), examples=examples)
+    examples = TEXT_EXAMPLES if task == "text" else ATTENTION_EXAMPLES if task in COMPARED else TOLD_EXAMPLES
+    examples = examples.format(task=task)
+    description = TRAIN.format(task=task, shortcuts=_shortcut_text(task), examples=examples)
     arguments = _parse(Train, argv, f"hyla train {task}", description, default=Train(**parts), config=base)
     config = TrainConfig(**_parts(arguments))
     name = f"{task}-{config.mechanism}-seed{config.seed}"
     out = arguments.out or Path("runs") / name
     check_trackers(config)
     if arguments.ensemble:
+        check(RANKS == 1, "ensemble", arguments.ensemble, "an ensemble is for one process, not for torchrun's")
         configs = member_configs(config, _ensemble_axes(arguments.ensemble))
         return _run_ensemble(Ensemble.start(configs, out), out)
     trainer = Trainer.start(config, out)
@@ -136,6 +151,7 @@ def resume_command(argv: list[str]) -> int:
     from hyla.training.loop import Trainer
 
     if is_ensemble(arguments.run):
+        check(RANKS == 1, "run", str(arguments.run), "an ensemble is for one process, not for torchrun's")
         ensemble = Ensemble.resume(arguments.run)
         _show_notes([f"{member.folder.name}: {note}" for member in ensemble.members for note in member.notes])
         return _run_ensemble(ensemble, arguments.run)
@@ -148,7 +164,9 @@ def _run_trainer(trainer: Any, out: Path) -> int:
     config = trainer.config
     start = f"at step {trainer.step}" if trainer.step else f"{trainer.model.num_parameters:,} parameters"
     title = f"{config.task_name} {config.mechanism} seed {config.seed}"
-    console.print(f"{title}, {start}, on {trainer.device}, into {out}")
+    console.print(f"{title}, {start}, on {trainer.device}, into {out}", soft_wrap=True)
+    if trainer.about:
+        console.print(trainer.about, soft_wrap=True)
     with _bar() as bar:
         line_of = bar.add_task(title, total=config.training.steps, completed=trainer.step, note="")
         shown = time.monotonic()
@@ -165,15 +183,18 @@ def _run_trainer(trainer: Any, out: Path) -> int:
                 shown = time.monotonic()
 
         result = trainer.run(progress)
+    trainer.ranks.leave()
+    if not trainer.ranks.first:
+        return 0
     console.print(_score_table(result["splits"], result["ceiling"], f"{title}, {result['step']} steps"))
     if result.get("played"):
         console.print(_score_table(result["played"], None, "what the model reaches when it acts itself"))
-    console.print(f"{out / 'result.json'}")
+    console.print(f"{out / 'result.json'}", soft_wrap=True)
     return 0
 
 
 def _show_notes(notes: Sequence[str]) -> None:
-    for note in notes:
+    for note in notes if FIRST_RANK else ():
         errors.print(f"note: {note}", style="yellow", soft_wrap=True)
 
 
@@ -223,7 +244,8 @@ EVALUATE = """Measure a run's model on its splits, with fresh sequences.
 Examples:
   hyla evaluate runs/first
   hyla evaluate runs/first --split held_out --num-samples 51200
-  hyla evaluate runs/first --step 1000 --json scores.json"""
+  hyla evaluate runs/first --step 1000 --json scores.json
+  hyla evaluate runs/language --data book.txt corpus/ --stride 32      perplexity of any text, by a run of task text"""
 
 
 def evaluate_command(argv: list[str]) -> int:
@@ -239,21 +261,34 @@ def evaluate_command(argv: list[str]) -> int:
         """Checkpoint to use; the last one by default."""
         json: Path | None = None
         """Also write the scores to this file."""
+        data: tuple[str, ...] = ()
+        """Text to measure a language model on instead: files, folders, globs; a line of the table each."""
+        window: int | None = None
+        """Tokens that a language model reads at once; as many as in training by default."""
+        stride: int | None = None
+        """Tokens from one window to the next: a smaller one gives every token more context, and each is still scored once.
+        Half of the window by default."""
 
     arguments = _parse(Evaluate, argv, "hyla evaluate", EVALUATE)
     check(arguments.num_samples >= 1, "num_samples", arguments.num_samples, "at least 1")
+    for name in ("window", "stride"):
+        value = getattr(arguments, name)
+        check(value is None or arguments.data != (), name, value, "it is for --data")
+    check(arguments.split is None or not arguments.data, "split", arguments.split, "give --split or --data")
     if arguments.json is not None:
         fits = arguments.json.absolute().parent.is_dir() and not arguments.json.is_dir()
         check(fits, "json", str(arguments.json), "a file in a folder that exists")
     from hyla.training.loop import evaluate, load_model, play_episodes, task_ceiling
 
     model, task, config = load_model(arguments.run, arguments.step)
+    if arguments.data:
+        return _evaluate_text(arguments, model, task, config.training.precision)
     splits = tuple(arguments.split.split(",")) if arguments.split else task.splits
     for split in splits:
         check(split in task.splits, "split", split, f"task {task.name} has {', '.join(task.splits)}")
     scores = evaluate(model, task, splits, arguments.num_samples, config.training.precision)
     console.print(
-        _score_table(scores, task_ceiling(task), f"{arguments.run}, {arguments.num_samples:,} sequences a split")
+        _score_table(scores, task_ceiling(task), f"{arguments.run}, up to {arguments.num_samples:,} sequences a split")
     )
     played = play_episodes(model, task, splits, min(arguments.num_samples, 1_024))
     if played:
@@ -261,6 +296,35 @@ def evaluate_command(argv: list[str]) -> int:
     if arguments.json is not None:
         found = {"run": str(arguments.run), "splits": scores} | ({"played": played} if played else {})
         write_json(arguments.json, found)
+    return 0
+
+
+def _evaluate_text(arguments: Any, model: Any, task: Any, precision: str) -> int:
+    """Perplexity of texts."""
+    from hyla.tasks.text import Text
+    from hyla.training.perplexity import score_data
+
+    if not isinstance(task, Text):
+        raise ConfigError(
+            f"data = {arguments.data!r} is not possible: {arguments.run} is of task {task.name}, not text"
+        )
+    window = task.sequence_length if arguments.window is None else arguments.window
+    stride = max(1, window // 2) if arguments.stride is None else arguments.stride
+    found = {
+        data: score_data(model, task, data, window=window, stride=stride, precision=precision).as_dict()
+        for data in arguments.data
+    }
+    title = f"{arguments.run}, windows of {window} tokens, a new one every {stride}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("text", overflow="fold")
+    for name in ("loss", "perplexity", "bits/byte", "accuracy", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for data, score in found.items():
+        means = (_number(score[name]) for name in ("loss", "perplexity", "bits_per_byte", "accuracy"))
+        table.add_row(data, *means, f"{score['num_tokens']:,}")
+    console.print(table)
+    if arguments.json is not None:
+        write_json(arguments.json, {"run": str(arguments.run), "window": window, "stride": stride, "data": found})
     return 0
 
 
@@ -283,6 +347,95 @@ def _score_table(splits: dict[str, dict[str, float]], ceiling: dict[str, float] 
         cells = [_number(scores[name]) for name in metrics] + ([_number(ceiling[split])] if ceiling else [])
         table.add_row(split, *cells, f"{scores[count]:,}")
     return table
+
+
+# --- export, generate -------------------------------------------------------------------------------------------------
+
+EXPORT = """Write the model of a text run as a folder of Hugging Face transformers: weights, configs, tokenizer, model card.
+
+`import hyla.models.causal_lm`, then AutoModelForCausalLM and AutoTokenizer load it. Needs: pip install 'hyla[hf]'
+
+Examples:
+  hyla export runs/first --out models/first
+  hyla export runs/first --out models/early --step 1000"""
+
+
+def export_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class Export:
+        run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+        """Run folder of task text."""
+        out: Path
+        """Folder to make."""
+        step: int | None = None
+        """Checkpoint to use; the last one by default."""
+
+    arguments = _parse(Export, argv, "hyla export", EXPORT)
+    from hyla.training.export import export_run
+
+    _quiet_transformers()
+    folder = export_run(arguments.run, arguments.out, arguments.step)
+    for path in sorted(folder.iterdir()):
+        console.print(str(path), soft_wrap=True)
+    return 0
+
+
+GENERATE = """Write text with the model of a text run, or of a folder that hyla export made.
+
+A prompt is the beginning of a text; without one the model begins itself. Needs: pip install 'hyla[hf]'
+
+Examples:
+  hyla generate runs/first --prompt "Once upon a time"
+  hyla generate runs/first --prompt "Once" "The king" -n 3 --seed 1
+  hyla generate models/first --num-tokens 500 --temperature 0"""
+
+
+def generate_command(argv: list[str]) -> int:
+    @dataclass(frozen=True)
+    class Generate:
+        run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+        """Run folder of task text, or an exported one."""
+        prompt: tuple[str, ...] = ()
+        """How texts begin, one or several; by default with nothing."""
+        num_tokens: int = 100
+        """New tokens of a text, unless the model ends it earlier."""
+        temperature: float = 0.8
+        """Lower is more cautious; 0 always takes the likeliest token."""
+        top_k: int = 50
+        """Draw from so many of the likeliest tokens; 0 for all."""
+        seed: int = 0
+        """The same seed writes the same texts."""
+        num: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+        """Texts for each prompt."""
+        step: int | None = None
+        """Checkpoint to use; the last one by default."""
+
+    arguments = _parse(Generate, argv, "hyla generate", GENERATE)
+    from hyla.training.generate import Sampling, generate, open_language_model
+
+    names = [field.name for field in fields(Sampling)]
+    sampling = Sampling(**{name: getattr(arguments, name) for name in names})
+    _quiet_transformers()
+    model, tokenizer = open_language_model(arguments.run, arguments.step)
+    texts = list(generate(model, tokenizer, arguments.prompt or ("",), sampling))
+    for number, generated in enumerate(texts):
+        if len(texts) > 1:
+            place = f"prompt {number // sampling.num + 1}, text {number % sampling.num + 1}"
+            console.print(f"--- {place}", soft_wrap=True)
+        console.print(generated.text, soft_wrap=True, highlight=False)
+    meant, longest = model.config.max_position_embeddings, max(generated.num_tokens for generated in texts)
+    if longest > meant:
+        _show_notes([f"texts of up to {longest:,} tokens, from a model that was trained on sequences of {meant:,}"])
+    return 0
+
+
+def _quiet_transformers() -> None:
+    """Leave the terminal to what the command prints."""
+    with contextlib.suppress(ImportError):  # who needs it says how to get it
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
 
 
 # --- compare, reproduce, sweep: three ways to name runs for one engine ------------------------------------------------
@@ -691,14 +844,20 @@ def _latents_tables(analysis: dict[str, Any]) -> Iterator[Table]:
 SAMPLE = """Show examples of {task}, as a person or a program would read them.
 
 Examples:
+{examples}
+  hyla sample {task}{data} -n 10000 --format jsonl --out samples     (or parquet: pip install 'hyla[parquet]')"""
+
+SAMPLE_EXAMPLES = """\
   hyla sample {task} -n 3 --split held_out
-  hyla sample {task} -n 2 --format png --out samples
-  hyla sample {task} -n 10000 --format jsonl --out samples     (or parquet: pip install 'hyla[parquet]')"""
+  hyla sample {task} -n 2 --format png --out samples"""
+TEXT_SAMPLE_EXAMPLES = """\
+  hyla sample text --data corpus/ -n 3 --split held_out
+  hyla sample text --data 'corpus/*.jsonl' --task.tokenizer runs/first/tokenizer.json"""
 
 
 def sample_command(argv: list[str]) -> int:
     task_name, argv = _task("hyla sample", "Show examples of a task.", argv)
-    from hyla.experiments.samples import write_samples
+    from hyla.experiments.samples import check_drawable, write_samples
     from hyla.training.config import TASKS
 
     task_config, make = TASKS[task_name].config, TASKS[task_name].task
@@ -719,17 +878,19 @@ def sample_command(argv: list[str]) -> int:
         seed: int = 0
         """Seed of the data."""
 
-    arguments = _parse(
-        Sample, argv, f"hyla sample {task_name}", SAMPLE.format(task=task_name), default=Sample(task=task_config())
-    )
+    data, examples = (" --data corpus/", TEXT_SAMPLE_EXAMPLES) if task_name == "text" else ("", SAMPLE_EXAMPLES)
+    description = SAMPLE.format(task=task_name, data=data, examples=examples.format(task=task_name))
+    arguments = _parse(Sample, argv, f"hyla sample {task_name}", description, default=Sample(task=task_config()))
     check(arguments.num >= 1, "num", arguments.num, "at least 1")
     check(arguments.seed >= 0, "seed", arguments.seed, "0 or more")
     task = make(arguments.task, arguments.seed)
     check(arguments.split in task.splits, "split", arguments.split, f"task {task.name} has {', '.join(task.splits)}")
+    if arguments.format in ("png", "gif", "support"):
+        check_drawable(task, arguments.format)
     needs_folder = arguments.format in ("png", "gif", "support", "parquet") and arguments.out is None
     check(not needs_folder, "out", None, f"--format {arguments.format} needs a folder, such as --out samples")
     for item in write_samples(task, arguments.split, arguments.num, arguments.format, arguments.out):
-        console.print(str(item), soft_wrap=True)
+        console.print(str(item), soft_wrap=True, highlight=task_name != "text")
     return 0
 
 
@@ -847,6 +1008,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train_command, "Train one model on a task into a run folder."),
     "resume": (resume_command, "Go on with a run that was interrupted, bit for bit."),
     "evaluate": (evaluate_command, "Measure a run's model on its splits."),
+    "export": (export_command, "Write a text run's model as a folder of Hugging Face transformers."),
+    "generate": (generate_command, "Write text with a text run's model."),
     "compare": (compare_command, "Train mechanisms side by side; table, figure and page of how each generalises."),
     "reproduce": (reproduce_command, "Run a named experiment of the paper: its rows, grid and seeds."),
     "sweep": (sweep_command, "Train a grid or random search of your own, from a TOML file."),
@@ -879,29 +1042,66 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"hyla {__version__}")
             return 0
         command = _choose("hyla", HELP, {name: text for name, (_, text) in COMMANDS.items()}, argv, "COMMAND")
+        if RANKS > 1 and command not in SHARED:
+            allowed = f"hyla {command} is for one process; torchrun is for hyla {' and '.join(SHARED)}"
+            raise ConfigError(f"WORLD_SIZE = {RANKS} is not possible: {allowed}")
         return COMMANDS[command][0](argv[1:])
     except HylaError as error:
         stopped = error.exit_status > 128  # by a signal, as asked
-        errors.print(str(error) if stopped else f"error: {error}", style="red", soft_wrap=True)
+        if FIRST_RANK or not stopped:
+            _complain(str(error) if stopped else f"error: {error}")
         return error.exit_status
+    except SystemExit as error:  # of the parsers, which have said why
+        if error.code and not FIRST_RANK:
+            _wait_to_be_ended()
+        raise
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError as error:
-        errors.print(f"error: not enough memory for these settings: {error}", style="red", soft_wrap=True)
+        _complain(f"error: not enough memory for these settings: {error}")
         return 1
     except RuntimeError as error:
+        if RANKS > 1:
+            from hyla.training.distributed import LOST, lost_rank
+
+            if lost_rank(error):
+                _complain(f"error: {LOST}")
+                return 1
         if "allocate" not in str(error) and "out of memory" not in str(error):  # torch's words for it
             raise
         reason = str(error).partition("\n")[0]
-        errors.print(f"error: not enough memory for these settings: {reason}", style="red", soft_wrap=True)
+        _complain(f"error: not enough memory for these settings: {reason}")
         return 1
     except OSError as error:  # a full disk, a folder that may not be written to
-        errors.print(f"error: {error}", style="red", soft_wrap=True)
+        _complain(f"error: {error}")
         return 1
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on where it was")
         return 130
+
+
+def _complain(message: str) -> None:
+    """Say what went wrong. The first rank does so at once; the others mostly have met the same, and the launcher ends them
+    before they speak."""
+    if not FIRST_RANK:
+        _wait_to_be_ended()
+    errors.print(message, style="red", soft_wrap=True)
+
+
+def _wait_to_be_ended() -> None:
+    time.sleep(SECONDS_TO_BE_ENDED)
+
+
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """What is printed in here, only the first rank prints."""
+    with contextlib.ExitStack() as stack:
+        if not FIRST_RANK:
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
 
 
 def _choose(prog: str, description: str, choices: dict[str, str], argv: list[str], metavar: str) -> str:
@@ -915,10 +1115,10 @@ def _choose(prog: str, description: str, choices: dict[str, str], argv: list[str
     width = max(map(len, choices))
     parser.epilog = f"{metavar} is one of\n" + "\n".join(f"  {name:<{width}}  {text}" for name, text in choices.items())
     parser.epilog += f"\n\nMore of each: {prog} {next(iter(choices))} --help"
-    if not argv:
+    with _said_once():
+        if argv:
+            parser.parse_args(argv[:1])
         parser.print_help()
-        raise SystemExit(2)
-    parser.parse_args(argv[:1])
     raise SystemExit(2)
 
 
@@ -929,6 +1129,7 @@ TASK_TEXTS = {
     "hyperteacher": "regression of networks made of known modules in unseen combinations",
     "preference": "imitation in rooms: what is liked is made of known preferences in unseen combinations",
     "goal": "imitation in mazes: unseen combinations of place, object, action and maze",
+    "text": "language modelling on files of one's own, or on a hub's data set",
 }
 COMPARED = ("logic", "sraven")
 
@@ -942,24 +1143,30 @@ def _task(
 
 def _parse(cls: type, argv: list[str], prog: str, description: str, default: Any = None, config: Any = None) -> Any:
     """Parse argv into a dataclass with tyro; a flag that no setting has is refused with the nearest one."""
-    argv = [_long_name(word, following) for word, following in zip(argv, [*argv[1:], ""], strict=False)]
+    own = {field.name for field in fields(cls)}
+    argv = [_long_name(word, following, own) for word, following in zip(argv, [*argv[1:], ""], strict=False)]
     if config is not None:
         _check_flags(argv, cls, config)
     options: dict[str, Any] = {} if default is None else {"default": default}
     markers = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
-    return tyro.cli(cls, args=argv, prog=prog, description=description, config=markers, **options)
+    with _said_once():
+        return tyro.cli(cls, args=argv, prog=prog, description=description, config=markers, **options)
 
 
-def _long_name(word: str, following: str) -> str:
-    """A flag as tyro knows it: its full name, and a switch with its value."""
+def _long_name(word: str, following: str, own: set[str]) -> str:
+    """A flag as tyro knows it: its full name, and a switch with its value. own: settings of the command itself, which
+    have no longer name."""
     name, equals, value = word.partition("=")
+    if name.removeprefix("--").replace("-", "_") in own and name.replace("_", "-") not in SWITCHES:
+        return word
     if word.replace("_", "-") in SWITCHES and following not in ("True", "False"):
         return f"{word}=True"
     return SHORTCUTS.get(name.replace("_", "-"), name) + equals + value
 
 
-def _shortcut_text() -> str:
-    return ", ".join(f"{short} for {full}" for short, full in SHORTCUTS.items())
+def _shortcut_text(task: str) -> str:
+    kept = {short: full for short, full in SHORTCUTS.items() if task == "text" or short not in OF_TEXT}
+    return ", ".join(f"{short} for {full}" for short, full in kept.items())
 
 
 def _check_flags(argv: list[str], cls: type, config: Any = None) -> None:

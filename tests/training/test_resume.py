@@ -80,11 +80,9 @@ def killed_at(path: Path, config: TrainConfig, step: int) -> None:
 
 
 VARIANTS = {
-    "logic": tiny(),
     "sraven": tiny("sraven"),
     "mixture": replace(tiny(), model=replace(tiny().model, mlp="mixture", mechanism="hyla_plus")),
-    "bf16": tiny(precision="bf16"),
-    "clipped": replace(tiny(), optimizer=replace(tiny().optimizer, clip_norm=0.1)),
+    "clipped, bf16": replace(tiny(precision="bf16"), optimizer=replace(tiny().optimizer, clip_norm=0.1)),
 }
 
 
@@ -168,13 +166,24 @@ def test_a_damaged_checkpoint_is_skipped_by_name(name, stopped_run, tmp_path):
     shutil.copytree(stopped_run / "run", tmp_path / "run")
     newest = checkpoint_path(tmp_path / "run" / "checkpoints", STEPS)
     damage(newest)
-    done = hyla("resume", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert "skipped a checkpoint" in done.stderr
-    assert str(newest) in done.stderr
-    assert re.search(message, done.stderr)
+    trainer = Trainer.resume(tmp_path / "run")
+    (note,) = trainer.notes
+    assert "skipped a checkpoint" in note
+    assert str(newest) in note
+    assert re.search(message, note)
+    trainer.run()
     assert content(tmp_path / "run") == content(stopped_run / "alone")
     assert verify(newest)["step"] == STEPS
+
+
+def test_what_was_skipped_is_said_on_the_command_line(stopped_run, tmp_path):
+    shutil.copytree(stopped_run / "run", tmp_path / "run")
+    newest = checkpoint_path(tmp_path / "run" / "checkpoints", STEPS)
+    half(newest / MODEL)
+    done = hyla("resume", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert f"skipped a checkpoint: {newest}" in done.stderr
+    assert content(tmp_path / "run") == content(stopped_run / "alone")
 
 
 def test_when_no_checkpoint_is_whole_it_starts_again_and_says_so(stopped_run, tmp_path):

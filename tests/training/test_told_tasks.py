@@ -126,7 +126,7 @@ def test_sequence_tasks_train_transformers_alone():
         TrainConfig(LogicConfig(), MLPConfig())
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [name for name in TASKS if name != "text"])  # which needs text
 def test_presets_fit_their_task(task):
     for architecture in TASKS[task].architectures:
         for preset in (preset_default, preset_paper):

@@ -20,6 +20,7 @@ from hyla.tasks.goal_grid import GoalConfig
 from hyla.tasks.hyperteacher import HyperteacherConfig
 from hyla.tasks.preference_grid import PreferenceConfig
 from hyla.tasks.sraven import SravenConfig
+from hyla.tasks.text import TextConfig
 from hyla.training.config import TrainConfig, preset_paper
 
 STEP_SECONDS = {"logic": 0.045, "sraven": 0.160}  # at the paper's sizes, softmax attention and HYLA alike
@@ -45,7 +46,7 @@ def num_tokens(config: TrainConfig) -> int:
         return task.time_limit
     if isinstance(task, GoalConfig):
         return task.time_limit or task.size**2 // 2
-    return task.num_points
+    return task.sequence_length if isinstance(task, TextConfig) else task.num_points
 
 
 def point_dim(config: TrainConfig) -> int:
@@ -67,13 +68,16 @@ def num_weights(config: TrainConfig) -> int:
         return model.width * (width + OUTPUTS)
     experts = model.num_experts if model.mlp == "mixture" else 1
     each = model.num_layers * 2 * (model.mlp_dim * experts + model.qk_dim + model.v_dim)
-    return model.embed_dim * (each + width)
+    vocabulary = config.task.vocab_size if isinstance(config.task, TextConfig) else 0
+    return model.embed_dim * (each + width + vocabulary)
 
 
 @lru_cache(maxsize=100_000)
 def size_of(config: TrainConfig) -> Any:
     """What speed and memory depend on: runs of one size differ in seed, split and hyperparameters only."""
-    task = replace(config.task, split_seed=0, validation_fraction=0.0)
+    task = replace(config.task, split_seed=0)
+    if not isinstance(task, TextConfig):
+        task = replace(task, validation_fraction=0.0)
     return task, config.model, config.training.batch_size, config.training.precision, config.training.device
 
 
@@ -101,7 +105,7 @@ def step_seconds(config: TrainConfig) -> float:
 def work(config: TrainConfig, step: int = 0) -> float:
     """What is left of a run after `step`, in training steps, its evaluations counted as the steps they take as long as."""
     loop = config.training
-    splits = 4 if config.task.validation_fraction else 3
+    splits = 2 if isinstance(config.task, TextConfig) else 4 if config.task.validation_fraction else 3
     in_steps = splits * FORWARD_SHARE / loop.batch_size  # an evaluated sequence of every split
     evaluations = max(0, (loop.steps - 1) // loop.eval_every - step // loop.eval_every)
     return loop.steps - step + in_steps * (evaluations * loop.eval_samples + loop.final_eval_samples)

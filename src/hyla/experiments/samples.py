@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from hyla.tasks.grid import PADDING, GridTask
 from hyla.tasks.hyperteacher import Hyperteacher
 from hyla.tasks.preference_grid import PreferenceGrid
 from hyla.tasks.sraven import RULES, Sraven
-
-BATCH = 512
+from hyla.tasks.text import NOTHING, Text
 
 
 def draw_samples(task: Task, split: str, count: int) -> Iterator[tuple[int, Batch]]:
-    """(number, batch of one) for the first `count` samples of a split's evaluation stream."""
-    for start in range(0, count, BATCH):
-        batch = task.batch(split, start // BATCH, BATCH, stream="evaluation")
-        for at in range(min(BATCH, count - start)):
+    """(number, batch of one) for the first `count` samples of a split's evaluation stream, or all there are."""
+    size, available = task.evaluation_batch, task.size(split)
+    count = count if available is None else min(count, available)
+    for start in range(0, count, size):
+        batch = task.batch(split, start // size, size, stream="evaluation")
+        for at in range(min(size, count - start)):
             latents = {name: value[at : at + 1] for name, value in batch.latents.items()}
             yield start + at, Batch(batch.inputs[at : at + 1], batch.targets[at : at + 1], latents)
 
@@ -36,9 +38,31 @@ def logic_parts(one: Batch) -> tuple[Any, Any, Any]:
     return one.latents["term_bits"][0].numpy(), one.inputs[0, :, :-1].numpy(), values.numpy()
 
 
+def text_tokens(one: Batch) -> list[int]:
+    """The T + 1 tokens of one sequence (fewer at the end of a split): the model reads all but the last, and predicts all
+    but the first."""
+    count = int((one.targets[0] != NOTHING).sum())
+    return [*one.inputs[0, :count].tolist(), int(one.targets[0, count - 1])]
+
+
+def packed_text(task: Text, one: Batch) -> str:
+    """The documents of one sequence, each end-of-text token on a line of its own."""
+    tokens, end = text_tokens(one), task.tokenizer.end_id
+    starts = [at for at, token in enumerate(tokens) if token == end and at > 0]
+    parts = []
+    for first, last in pairwise([0, *starts, len(tokens)]):
+        begins = tokens[first] == end
+        parts += [task.tokenizer.end_of_text] if begins else []
+        parts += [task.tokenizer.decode(tokens[first + begins : last])] if first + begins < last else []
+    return "\n".join(parts)
+
+
 def sample_row(task: Task, split: str, number: int, one: Batch) -> dict[str, Any]:
     """One sample as plain values."""
     row: dict[str, Any] = {"task": task.name, "split": split, "number": number}
+    if isinstance(task, Text):
+        tokens = text_tokens(one)
+        return row | {"text": task.tokenizer.decode(tokens), "tokens": tokens}
     if isinstance(task, FuzzyLogic):
         terms, points, values = logic_parts(one)
         row |= {"formula": drawings.formula(terms), "terms": terms.tolist(), "points": points.tolist()}
@@ -92,6 +116,8 @@ def _network_arguments(task: Hyperteacher, one: Batch) -> dict[str, Any]:
 
 def sample_text(task: Task, one: Batch) -> str:
     """One sample for a reader."""
+    if isinstance(task, Text):
+        return packed_text(task, one)
     if isinstance(task, Hyperteacher):
         return networks.network_text(**_network_arguments(task, one))
     if isinstance(task, Sraven):
@@ -176,7 +202,8 @@ def parquet_writer() -> Callable[[list[dict[str, Any]], Path], None]:
 
 
 def check_drawable(task: Task, form: str = "png") -> None:
-    """Raise ConfigError with the reason if a task's samples are too large for a picture, or stand still."""
+    """Raise ConfigError with the reason if a task's samples are too large for a picture, or stand still, or are text."""
+    check(not isinstance(task, Text), "format", form, "text cannot be drawn; choose text, jsonl or parquet")
     if form == "support":
         has = isinstance(task, Hyperteacher | PreferenceGrid)
         check(has, "format", form, f"task {task.name} is not made of modules; hyperteacher and preference are")

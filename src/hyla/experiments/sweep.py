@@ -40,7 +40,7 @@ from hyla.experiments.experiment import Experiment, Variant, config_hash, settin
 from hyla.experiments.hypernetwork_paper import VALIDATION
 from hyla.report.plan import Figure, Selection, Setting
 from hyla.tasks.base import Draws
-from hyla.training.config import PRESETS, SECTIONS, TASKS, TrainConfig, config_from_dict
+from hyla.training.config import SECTIONS, TASKS, TextConfig, TrainConfig, config_from_dict, presets_of
 
 KEYS = ("name", "title", "task", "seeds", "splits", "variants", "select", "baseline", "base", "grid", "random")
 KINDS = ("choice", "uniform", "log_uniform", "int_uniform")
@@ -93,10 +93,13 @@ def sweep(data: Mapping[str, Any]) -> Experiment:
     check(whole, "seeds", seeds, "a list of whole numbers, each 0 or more")
 
     base = _base(data.get("base", {}), task)
-    own_split = base.task.split_seed != PRESETS["default"](task).task.split_seed
+    own_split = base.task.split_seed != presets_of(task)["default"](task).task.split_seed
     fixed = "the held-out set is that of each seed; for another, write splits = 'fixed' at the top level"
     check(not own_split or splits == "fixed", "base.task.split_seed", base.task.split_seed, fixed)
-    if select == "validation" and base.task.validation_fraction == 0:
+    if select == "validation":
+        has = not isinstance(base.task, TextConfig)
+        check(has, "select", select, "task text has no validation documents; use 'reported' or 'none'")
+    if select == "validation" and getattr(base.task, "validation_fraction", 1) == 0:
         base = with_settings(base, VALIDATION)
     grid = _grid(data.get("grid", {}), base)
     draws = _random(data.get("random", {}), base)
@@ -159,10 +162,11 @@ def _text(data: Mapping[str, Any], key: str, default: str) -> str:
 def _base(data: Any, task: str) -> TrainConfig:
     """[base]: a preset, overridden by sections as in config.json."""
     check(isinstance(data, Mapping), "base", data, "must hold preset and sections")
-    preset = _one_of(data, "preset", tuple(PRESETS), "default")
+    presets = presets_of(task)
+    preset = _one_of(data, "preset", tuple(presets), "default")
     sections = {key: value for key, value in data.items() if key != "preset"}
     check("seed" not in sections, "base.seed", sections.get("seed"), "write seeds = [...] at the top level")
-    return config_from_dict(sections, PRESETS[preset](task))
+    return config_from_dict(sections, presets[preset](task))
 
 
 def _grid(data: Any, base: TrainConfig) -> dict[str, list[Any]]:

@@ -4,6 +4,9 @@
 
 `state.json` holds the step, the best score so far and the size and digest of the other two, so that a truncated or damaged
 checkpoint is recognised before anything is loaded. A checkpoint appears under its name by one rename.
+
+A run whose model is shared out among ranks (`training.parallel = fsdp`) has the files of `torch.distributed.checkpoint` in
+place of the first two: each rank writes its own part. Any number of ranks reads both kinds.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +30,10 @@ from torch import Tensor, nn
 
 from hyla.errors import CheckpointError, NoWholeCheckpointError, RunError
 from hyla.runs import finite_or_none, read_json
+from hyla.training.distributed import Ranks, like, own_part
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+SHARDED = ".metadata"  # of torch.distributed.checkpoint: which part lies in which file
 TEMPORARY = ".writing-"
 
 
@@ -70,7 +76,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
-        optimizer.state[parameters[name]][entry] = value.to(parameters[name].device)
+        optimizer.state[parameters[name]][entry] = like(value, parameters[name])
 
 
 def save_checkpoint(
@@ -94,29 +100,97 @@ def save_checkpoint(
         name: {"bytes": len(content), "blake2b": hashlib.blake2b(content).hexdigest()}
         for name, content in contents.items()
     }
-    document = finite_or_none({"step": step, **state, "files": digests})
-    contents[STATE] = json.dumps(document, indent=1, allow_nan=False).encode()
+    contents[STATE] = _state_file(step, state, digests)
+    needed = sum(map(len, contents.values()))
     temporary = None
-    try:
+    with _explained(final, needed, lambda: temporary):
         folder.mkdir(parents=True, exist_ok=True)
         _remove_strays(folder)
         temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-", dir=folder))
         for name, content in contents.items():
-            with open(temporary / name, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_flushed(temporary / name, content)
         before_rename()
         _rename(temporary, final)
         _sync_folder(folder)
-    except OSError as error:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-        needed = sum(map(len, contents.values()))
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = f"the disk is full ({error.strerror})" if full else error.strerror or str(error)
-        raise CheckpointError(f"checkpoint {final} could not be written ({needed:,} bytes needed): {reason}") from error
     return final
+
+
+def save_sharded(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    ranks: Ranks,
+) -> None:
+    """Write a checkpoint of a model that is shared out, each rank its own part, with the promises of
+    :func:`save_checkpoint`. All ranks must call it, and reach the same folder."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+
+    final = checkpoint_path(folder, step)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    needed = sum(own_part(tensor).nbytes for tensor in model.parameters()) * 3 * ranks.size  # two moments
+    temporary = Path(ranks.gather(str(folder / f"{TEMPORARY}{os.getpid()}-step_{step}"))[0])
+
+    def begin() -> None:
+        with _explained(final, needed, lambda: temporary):
+            folder.mkdir(parents=True, exist_ok=True)
+            _remove_strays(folder)
+            temporary.mkdir()
+
+    def end() -> None:
+        with _explained(final, needed, lambda: temporary):
+            files = {}
+            for path in sorted(temporary.iterdir()):
+                content = path.read_bytes()
+                files[path.name] = {"bytes": len(content), "blake2b": hashlib.blake2b(content).hexdigest()}
+            _write_flushed(temporary / STATE, _state_file(step, state, files))
+            _rename(temporary, final)
+            _sync_folder(folder)
+
+    ranks.on_first(begin)
+    try:
+        save_parts({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=temporary)
+    except CheckpointException as error:  # what all ranks have met, each with its traceback
+        met = next(iter(error.failures.values()))[0]
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(_could_not(final, needed, met)) from error
+    ranks.on_first(end)
+
+
+def _state_file(step: int, state: dict[str, Any], files: dict[str, Any]) -> bytes:
+    """The content of state.json."""
+    document = finite_or_none({"step": step, **state, "files": files})
+    return json.dumps(document, indent=1, allow_nan=False).encode()
+
+
+def _write_flushed(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _explained(final: Path, needed: int, temporary: Callable[[], Path | None]) -> Iterator[None]:
+    """Turn an error of the disk into a CheckpointError, and leave nothing half written."""
+    try:
+        yield
+    except OSError as error:
+        unfinished = temporary()
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise CheckpointError(_could_not(final, needed, error)) from error
+
+
+def _could_not(final: Path, needed: int, error: BaseException) -> str:
+    reason = str(error)
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = f"the disk is full ({error.strerror})" if full else error.strerror or reason
+    return f"checkpoint {final} could not be written ({needed:,} bytes needed): {reason}"
 
 
 def _remove_strays(folder: Path) -> None:
@@ -160,7 +234,8 @@ def verify(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"step", "best", "seconds", "files"} <= set(state):
         raise RunError(f"{path / STATE} lacks step, best, seconds or files")
     files, best = state["files"], state["best"]
-    sound = isinstance(files, dict) and MODEL in files  # a published run that has ended keeps the weights alone
+    # a published run that has ended keeps the weights alone
+    sound = isinstance(files, dict) and (MODEL in files or SHARDED in files)
     sound = sound and all(isinstance(entry, dict) and {"bytes", "blake2b"} <= set(entry) for entry in files.values())
     sound = sound and isinstance(state["seconds"], int | float) and (best is None or {"step", "score"} <= set(best))
     if not sound:
@@ -204,22 +279,53 @@ def load_checkpoint(
     for at, path in reversed(candidates):
         try:
             state = verify(path)
-            if optimizer is not None and OPTIMIZER not in state["files"]:
+            if optimizer is not None and not {OPTIMIZER, SHARDED} & set(state["files"]):
                 raise RunError(f"{path} holds the weights alone, not the optimiser's state")
         except RunError as error:
             skipped.append(str(error))
             continue
-        weights = load_file(path / MODEL)
         try:
-            model.load_state_dict(weights)
+            if SHARDED in state["files"]:
+                _load_sharded(path, model, optimizer)
+            else:
+                _load_whole(path, model, optimizer)
         except RuntimeError as error:
-            raise RunError(f"{path / MODEL} does not fit the model of config.json: {error}") from None
-        if optimizer is not None:
-            restore_optimizer(model, optimizer, load_file(path / OPTIMIZER))
+            raise RunError(f"{path} does not fit the model of config.json: {error}") from None
         return Loaded(path, at, state, tuple(skipped))
     if skipped:
         raise NoWholeCheckpointError("no whole checkpoint is left:\n  " + "\n  ".join(skipped))
     return None
+
+
+def _load_whole(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    weights = load_file(path / MODEL)
+    own = model.state_dict()
+    model.load_state_dict({name: like(value, own[name]) if name in own else value for name, value in weights.items()})
+    if optimizer is not None:
+        restore_optimizer(model, optimizer, load_file(path / OPTIMIZER))
+
+
+def _load_sharded(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Every rank, or one process alone, reads what it needs of all parts."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+
+    wanted: dict[str, Any] = {"model": get_model_state_dict(model)}
+    if optimizer is not None:
+        wanted["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    alone = not torch.distributed.is_initialized()
+    try:
+        with warnings.catch_warnings():
+            if alone:
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            load_parts(wanted, checkpoint_id=path, no_dist=alone)
+    except CheckpointException as error:
+        raise RuntimeError(next(iter(error.failures.values()))[0]) from None
+    if optimizer is None:
+        model.load_state_dict(wanted["model"])
+        return
+    set_state_dict(model, optimizer, model_state_dict=wanted["model"], optim_state_dict=wanted["optimizer"])
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
