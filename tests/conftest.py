@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+# Each of the processes that share the tests computes with one thread: with more than there are cores, they wait for each
+# other. The libraries read it when they are first imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from jaxtyping import install_import_hook
 

@@ -19,10 +19,10 @@ from hyla.training.loop import InterruptedRunError, Trainer, load_model, train
 
 
 def variants():
-    base = tiny(precision="float64")
+    base = tiny(precision="float64", steps=12)
     return {
         "logic": base,
-        "sraven": tiny("sraven", precision="float64"),
+        "sraven": tiny("sraven", precision="float64", steps=12),
         "independent dropout": replace(base, model=replace(base.model, dropout_shared=False)),
         "mixture": replace(base, model=replace(base.model, mlp="mixture")),
         "softmax": replace(base, model=replace(base.model, mechanism="softmax", attention_dropout=0.0)),
