@@ -18,7 +18,7 @@ demo: .venv/.installed
 	$(BIN)/hyla compare logic --mechanisms softmax,linear,hyla --seeds 0,1,2 --budget quick --out runs/demo
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 20 -m "not slow and not gpu"
 
 test-slow: .venv/.installed-test
 	$(BIN)/python -m pytest -m "slow and not gpu" -v

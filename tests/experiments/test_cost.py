@@ -15,7 +15,7 @@ from hyla.experiments.cost import (
     work,
 )
 from hyla.experiments.experiment import with_settings
-from hyla.training.config import preset_paper
+from hyla.training.config import preset_paper, preset_tiny
 
 LOGIC, SRAVEN = preset_paper("logic"), preset_paper("sraven")
 
@@ -39,6 +39,13 @@ def test_the_table_holds_at_the_papers_sizes():
 def test_other_sizes_are_scaled_as_they_were_measured(change, measured):
     ratio = step_seconds(with_settings(LOGIC, change)) / step_seconds(LOGIC)
     assert ratio == pytest.approx(measured, rel=0.3)
+
+
+@pytest.mark.parametrize(("mechanism", "measured"), [("softmax", 0.705), ("linear", 0.704), ("hyla", 0.574)])
+def test_a_language_models_step_counts_its_attention_scores(mechanism, measured):
+    """Seconds of benchmarks/language_speed.py; without the scores the estimate was a third of them."""
+    config = with_settings(preset_tiny("text"), {"model.mechanism": mechanism})
+    assert step_seconds(config) == pytest.approx(measured, rel=0.3)
 
 
 @pytest.mark.parametrize(

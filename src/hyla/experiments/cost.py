@@ -29,6 +29,7 @@ MIXTURE_FACTOR = 6.0  # a mixture of experts computes every expert for every tok
 DEEP_FACTOR = 3.0  # of value networks with more than two layers
 FLOPS_PER_SECOND = 9e10  # of the dense models of the second paper's tasks
 OVERHEAD_SECONDS = 0.002  # of their steps
+SCORE_SECONDS = 1.5e-8  # of an attention score in those steps, with its products, forward and backward
 FORWARD_SHARE = 1 / 3  # of a training step's time: an evaluated sequence has no backward pass
 OUTPUTS = 16  # of those tasks, roughly
 START_SECONDS = 5.0  # a process that imports torch, builds its model and ends
@@ -85,8 +86,11 @@ def step_seconds(config: TrainConfig) -> float:
     """Seconds of a training step by the table."""
     model = config.model
     if config.task_name not in STEP_SECONDS or not isinstance(model, TransformerConfig):
-        rows = config.training.batch_size * num_tokens(config)
-        return OVERHEAD_SECONDS + 6 * rows * num_weights(config) / FLOPS_PER_SECOND  # forward and two backward products
+        tokens, batch = num_tokens(config), config.training.batch_size
+        products = 6 * batch * tokens * num_weights(config) / FLOPS_PER_SECOND  # forward and two backward ones
+        attends = isinstance(model, TransformerConfig)
+        scores = batch * tokens**2 * model.num_heads * model.num_layers if attends else 0
+        return OVERHEAD_SECONDS + products + scores * SCORE_SECONDS
     base = preset_paper(config.task_name)
     sizes = base.model
     assert isinstance(sizes, TransformerConfig)
