@@ -1074,7 +1074,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"error: not enough memory for these settings: {reason}")
         return 1
     except OSError as error:  # a full disk, a folder that may not be written to
-        _complain(f"error: {error}")
+        named = error.filename is not None and error.strerror
+        _complain(f"error: {error.filename}: {error.strerror}" if named else f"error: {error}")
         return 1
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on where it was")

@@ -102,7 +102,8 @@ def choose_layers(model: nn.Module, layers: Sequence[str | int] | None) -> dict[
     chosen = []
     for layer in layers:
         there = layer in names if isinstance(layer, str) else -len(names) <= layer < len(names)
-        check(there, "layers", layer, f"the model's attention layers are {', '.join(names) or 'none'}")
+        allowed = f"the model's attention layers are {', '.join(names) or 'none'}"
+        check(there, "layers", layer, allowed if isinstance(layer, str) else f"counted from 0, {allowed}")
         chosen.append(layer if isinstance(layer, str) else names[layer])
     check(len(set(chosen)) == len(chosen), "layers", list(layers), "each only once")
     return {name: found[name] for name in chosen}
