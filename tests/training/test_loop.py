@@ -1,10 +1,19 @@
-"""What the loop asks of the process that it runs in."""
+"""What the loop asks of the process and the machine that it runs on."""
 
+import json
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from hyla.errors import ConfigError
+from hyla.models.transformer import TransformerConfig
+from hyla.runs import read_json
+from hyla.tasks.fuzzy_logic import LogicConfig
+from hyla.training.config import LoopConfig, TrainConfig
+from hyla.training.loop import load_model, resume, train
 
 FAULTS = """
 import resource, sys, torch
@@ -30,3 +39,22 @@ def test_a_step_uses_the_memory_of_the_last_one():
     )
     assert kept < 1_000  # page faults; by default usually more than 10,000
     assert kept <= max(default, 100)
+
+
+def test_a_run_is_read_where_its_device_is_missing(tmp_path):
+    """Trained on a GPU, it is evaluated and exported on a laptop; going on with it there would be another run."""
+    sizes = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "qk_dim": 8, "v_dim": 8, "mlp_dim": 8}
+    loop = LoopConfig(steps=1, batch_size=4, eval_samples=4, device="cpu", checkpoint_every=1)
+    train(TrainConfig(LogicConfig(num_variables=3), TransformerConfig(**sizes), training=loop), tmp_path / "run")
+    weights = load_model(tmp_path / "run")[0].state_dict()
+
+    stored = read_json(tmp_path / "run" / "config.json")
+    stored["training"]["device"] = missing = "mps" if torch.cuda.is_available() else "cuda"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(stored))
+    (tmp_path / "run" / "result.json").unlink()
+    model, _, config = load_model(tmp_path / "run")
+    assert config.training.device == "auto"
+    for name, value in model.state_dict().items():
+        assert torch.equal(value.cpu(), weights[name])
+    with pytest.raises(ConfigError, match=f"training.device = '{missing}'"):
+        resume(tmp_path / "run")

@@ -13,7 +13,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -615,10 +615,15 @@ def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]
 
 
 def load_model(path: Path | str, step: int | None = None) -> tuple[Model, Task, TrainConfig]:
-    """(model, task, config) of a run, with the weights of its last checkpoint or of `step`."""
+    """(model, task, config) of a run, with the weights of its last checkpoint or of `step`; on the device it was trained
+    on, or on one that this machine has."""
     folder = open_run(path)
     config = config_from_dict(folder.config)
-    device = _prepare(config)
+    try:
+        device = _prepare(config)
+    except ConfigError:
+        config = replace(config, training=replace(config.training, device="auto"))
+        device = _prepare(config)
     task = make_task(config, folder.path)
     model = fresh_model(config, task, device)
     if load_checkpoint(folder.checkpoints, model, step=step) is None:
