@@ -1,6 +1,7 @@
 """Text as a task: tokenizers, the store of tokens, and sequences that use every token as they should."""
 
 import json
+import os
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -288,6 +289,25 @@ def test_tokens_are_made_once(corpus, monkeypatch):
     again = text(corpus)
     assert torch.equal(again.batch("train", 0, 2).inputs, first.batch("train", 0, 2).inputs)
     assert text(corpus, sequence_length=8).size("train") >= 2 * first.size("train")
+
+
+CACHED = ("train.bin", "held_out.bin", "train_starts.npy", "held_out_starts.npy", "info.json", "tokenizer.json")
+
+
+@pytest.mark.parametrize("file", CACHED)
+@pytest.mark.parametrize("left", [0, 8, 100])
+def test_tokens_that_were_cut_short_are_made_again(corpus, file, left):
+    """Else a run would train on what is left of them and nobody would notice."""
+    before = text(corpus)
+    batches = {split: before.batch(split, 0, 2) for split in ("train", "held_out")}
+    found = list(cache_folder().rglob(file))
+    assert found
+    for path in found:
+        assert path.stat().st_size > left
+        os.truncate(path, left)
+    again = text(corpus)
+    for split, batch in batches.items():
+        assert torch.equal(again.batch(split, 0, 2).inputs, batch.inputs)
 
 
 def test_of_two_that_tokenise_at_once_one_does(corpus, monkeypatch):

@@ -22,7 +22,7 @@ from typing import Any
 import filelock
 import numpy as np
 
-from hyla.errors import ConfigError
+from hyla.errors import ConfigError, RunError
 from hyla.runs import read_json, whole_folder, write_json
 from hyla.tasks.documents import find_files, read_documents
 from hyla.tasks.tokenizer import TOKENIZER, TextTokenizer, load_tokenizer, train_tokenizer
@@ -121,18 +121,19 @@ class Corpus:
             texts = (text for split, text in self.documents() if split == "train")
             train_tokenizer(texts, vocab_size).save(target)
 
-        _cached(folder, TOKENIZER, train)
+        _cached(folder, _tokenizer_is_whole, train)
         return load_tokenizer(str(folder))
 
     def tokens(self, tokenizer: TextTokenizer) -> tuple[dict[str, SplitTokens], dict[str, Any]]:
         """(the tokens of every split, memory-mapped; what they are made of: `files` with their digests, `documents`,
         `tokens` and `bytes` of each split, `held_out_by`, `tokenizer`)."""
         folder = cache_folder() / "tokens" / self._key("tokens", tokenizer.digest)
-        _cached(folder, INFO, lambda target: self._write(target, tokenizer))
+        dtype = token_dtype(tokenizer)
+        _cached(folder, lambda found: _tokens_are_whole(found, dtype), lambda target: self._write(target, tokenizer))
         info = read_json(folder / INFO)
         splits = {}
         for split in SPLITS:
-            tokens = np.memmap(folder / f"{split}.bin", dtype=token_dtype(tokenizer), mode="r")
+            tokens = np.memmap(folder / f"{split}.bin", dtype=dtype, mode="r")
             starts = np.load(folder / f"{split}_starts.npy", mmap_mode="r")
             splits[split] = SplitTokens(tokens, starts, info["bytes"][split])
         return splits, info
@@ -179,6 +180,8 @@ class Corpus:
             for split, file in files.items():
                 file.write(np.array([tokenizer.end_id], dtype).tobytes())
                 totals[split] += 1
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut could leave info.json beside tokens that are not there
         for split in SPLITS:
             np.save(folder / f"{split}_starts.npy", np.array(starts[split], dtype=np.int64))
         counts = {split: len(starts[split]) for split in SPLITS}
@@ -196,9 +199,30 @@ def file_digests(data: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _cached(folder: Path, last: str, make: Callable[[Path], None]) -> None:
-    """Have `make` fill `folder`, unless it is there with the file `last`. Of several processes one does; others wait."""
-    if (folder / last).exists():
+def _tokenizer_is_whole(folder: Path) -> bool:
+    try:
+        read_json(folder / TOKENIZER)
+    except RunError:
+        return False
+    return True
+
+
+def _tokens_are_whole(folder: Path, dtype: np.dtype) -> bool:
+    """Whether the files are as long as info.json says: of a file cut short, what is left would be trained on unnoticed."""
+    try:
+        info = read_json(folder / INFO)
+        return all(
+            (folder / f"{split}.bin").stat().st_size == info["tokens"][split] * dtype.itemsize
+            and len(np.load(folder / f"{split}_starts.npy", mmap_mode="r")) == info["documents"][split]
+            for split in SPLITS
+        )
+    except (RunError, OSError, EOFError, ValueError, KeyError):
+        return False
+
+
+def _cached(folder: Path, is_whole: Callable[[Path], bool], make: Callable[[Path], None]) -> None:
+    """Have `make` fill `folder`, unless it is there and whole. Of several processes one does; others wait."""
+    if is_whole(folder):
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +230,7 @@ def _cached(folder: Path, last: str, make: Callable[[Path], None]) -> None:
         allowed = f"tokens are kept there, and it cannot be made: {error.strerror}; set HYLA_CACHE to another folder"
         raise ConfigError(f"HYLA_CACHE = {str(cache_folder())!r} is not possible: {allowed}") from None
     with filelock.FileLock(f"{folder}.lock"):
-        if not (folder / last).exists():
+        if not is_whole(folder):
             with whole_folder(folder) as target:
                 make(target)
 
