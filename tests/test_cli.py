@@ -160,9 +160,20 @@ def test_no_command_shows_help_and_fails(capsys):
     assert all(command in out for command in cli.COMMANDS)
 
 
-def test_train_evaluate_and_repeat(capsys, tmp_path):
-    status, out, _ = run(capsys, "train", "logic", "--mechanism", "softmax", *SMALL, "--seed", "3", "--out", "a")
+def test_a_run_that_is_all_warm_up_says_so(capsys):
+    """The last of 6 updates is number 5 of a warm-up over 10."""
+    status, _, err = run(
+        capsys, "train", "logic", *SMALL, "--optimizer.warmup-steps", "10", "--lr", "2e-3", "--out", "a"
+    )
     assert status == 0
+    flat = " ".join(err.split())
+    assert "all 6 steps are warm-up (optimizer.warmup_steps = 10): the learning rate gets no further than 0.001" in flat
+
+
+def test_train_evaluate_and_repeat(capsys, tmp_path):
+    status, out, err = run(capsys, "train", "logic", "--mechanism", "softmax", *SMALL, "--seed", "3", "--out", "a")
+    assert status == 0
+    assert err == ""
     assert "held_out" in out
     config = open_run("a").config
     assert (config["model"]["mechanism"], config["seed"], config["task"]["num_points"]) == ("softmax", 3, 4)

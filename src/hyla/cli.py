@@ -156,7 +156,6 @@ def resume_command(argv: list[str]) -> int:
         _show_notes([f"{member.folder.name}: {note}" for member in ensemble.members for note in member.notes])
         return _run_ensemble(ensemble, arguments.run)
     trainer = Trainer.resume(arguments.run)
-    _show_notes(trainer.notes)
     return _run_trainer(trainer, arguments.run)
 
 
@@ -164,6 +163,7 @@ def _run_trainer(trainer: Any, out: Path) -> int:
     config = trainer.config
     start = f"at step {trainer.step}" if trainer.step else f"{trainer.model.num_parameters:,} parameters"
     title = f"{config.task_name} {config.mechanism} seed {config.seed}"
+    _show_notes(trainer.notes)
     console.print(f"{title}, {start}, on {trainer.device}, into {out}", soft_wrap=True)
     if trainer.about:
         console.print(trainer.about, soft_wrap=True)

@@ -237,7 +237,7 @@ class Trainer:
         self.step = 0  # updates made
         self.best: dict[str, Any] | None = None
         self.seconds = 0.0  # of training, over all sittings
-        self.notes: list[str] = []  # what a resume has to say
+        self.notes: list[str] = []  # what whoever starts or resumes it should know
         self._signal: int | None = None
         self._agreed_signal: int | None = None
         self._tracker: Progress = lambda line: None
@@ -251,6 +251,12 @@ class Trainer:
         ranks.on_first(lambda: check_free(path))
         device = _prepare(config, ranks)
         trainer = cls(config, Run(Path(path)), device, ranks)
+        warmup, steps = config.optimizer.warmup_steps, config.training.steps
+        if warmup >= steps:
+            trainer.notes.append(
+                f"all {steps:,} steps are warm-up (optimizer.warmup_steps = {warmup:,}): the learning rate gets no further "
+                f"than {learning_rate(config.optimizer, steps - 1, steps):.2g} of {config.optimizer.lr:.2g}"
+            )
         trainer.next_batch()  # what cannot be drawn is met before there is a folder
         environment = Environment.now(config, trainer.task, device, ranks.size)
         ranks.on_first(lambda: create_run(path, config_to_dict(config) | {"run": vars(environment)}))
